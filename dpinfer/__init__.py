@@ -1,0 +1,40 @@
+"""dpinfer: probabilistic inference for differentially private histograms, on JAX."""
+
+from importlib.metadata import version
+
+import jax
+
+from dpinfer import datasets, inference, mechanisms, noise, queries
+from dpinfer.domain import Axis, Domain, count
+from dpinfer.inference import Answers, LinearEstimate, least_squares
+from dpinfer.measurement import Measurement
+from dpinfer.mechanisms import measure, simulate
+from dpinfer.privacy import Ledger
+from dpinfer.release import Release
+
+__version__ = version("dpinfer")
+
+__all__ = [
+    "Answers",
+    "Axis",
+    "Domain",
+    "Ledger",
+    "LinearEstimate",
+    "Measurement",
+    "Release",
+    "count",
+    "datasets",
+    "enable_x64",
+    "inference",
+    "least_squares",
+    "measure",
+    "mechanisms",
+    "noise",
+    "queries",
+    "simulate",
+]
+
+
+def enable_x64() -> None:
+    """Let JAX compute in 64 bit from now on. Call it before the first array is made."""
+    jax.config.update("jax_enable_x64", True)

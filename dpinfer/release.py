@@ -1,0 +1,221 @@
+"""The host record of a private release: what was measured, what it cost, and the file that keeps both."""
+
+import dataclasses
+import json
+import os
+import secrets
+import zipfile
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from dpinfer import _checks, noise as laws
+from dpinfer.domain import Domain
+from dpinfer.measurement import Measurement
+from dpinfer.queries import AllRange, Dense, Identity, Prefix, Queries, Ranges, Total, VStack
+from dpinfer.queries.base import Array
+from dpinfer.queries.dense import as_queries
+from dpinfer.queries.parent_tree import ParentTree
+from dpinfer.queries.tree import CompleteTree
+
+_FORMAT = "dpinfer release"
+_VERSION = 1
+_FAMILIES = {
+    family.__name__: family
+    for family in (Identity, Total, Prefix, Ranges, AllRange, CompleteTree, ParentTree, Dense, VStack)
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Release:
+    """Noisy answers with their provenance; made by :func:`dpinfer.measure`, :meth:`from_values` or :meth:`load`.
+
+    Attributes:
+        measurement: the queries, the noisy values and the law of the noise; what estimators work on.
+        epsilon: the exact loss under pure differential privacy, a Fraction; None if unknown or counted in rho.
+        rho: the exact loss under zero-concentrated differential privacy, a Fraction; None otherwise.
+        neighbors: the relation under which the loss holds; None if unknown.
+        simulated: whether the noise is pretended, so that nothing protects the cells.
+        domain: what the cells mean, if it was given.
+    """
+
+    measurement: Measurement
+    epsilon: Fraction | None = None
+    rho: Fraction | None = None
+    neighbors: str | None = None
+    simulated: bool = False
+    domain: Domain | None = None
+
+    def __post_init__(self) -> None:
+        if self.domain is not None and self.domain.size != self.queries.shape[1]:
+            raise ValueError(f"domain has {self.domain.size} cells, but the strategy has {self.queries.shape[1]}.")
+
+    @property
+    def queries(self) -> Queries:
+        """The strategy: what was asked."""
+        return self.measurement.queries
+
+    @property
+    def values(self) -> Array:
+        """The noisy answers, one a row."""
+        return self.measurement.values
+
+    @property
+    def noise(self) -> str:
+        """The name of the noise law."""
+        return self.measurement.noise
+
+    @property
+    def scale(self) -> Array:
+        """The law's parameter, one number or one a row."""
+        return self.measurement.scale
+
+    @property
+    def stddev(self) -> Array:
+        """The noise's standard deviation, one number or one a row."""
+        return self.measurement.stddev
+
+    @staticmethod
+    def from_values(
+        queries: Any,
+        values: Any,
+        *,
+        noise: str,
+        scale: Any = None,
+        stddev: Any = None,
+        simulated: bool = False,
+        domain: Domain | None = None,
+    ) -> "Release":
+        """Noisy counts made elsewhere, ready for every estimator here.
+
+        Args:
+            queries: what was counted, or a matrix [m, n].
+            values: [m], the published numbers.
+            noise: "laplace", "discrete_laplace", "gaussian" or "discrete_gaussian".
+            scale: the law's parameter, one number or [m]: b in exp(-|k|/b), sigma in exp(-k^2/(2 sigma^2)); or
+            stddev: its standard deviation. Exactly one of the two. Infinity: not measured; 0: an exact public count.
+            simulated: whether the numbers are made up.
+            domain: what the cells mean.
+        """
+        _checks.choice("noise", noise, laws.NAMES)
+        if (scale is None) == (stddev is None):
+            raise ValueError("from_values needs exactly one of scale= and stddev=.")
+        if scale is None:
+            scale = laws.scale_from_stddev(noise, np.asarray(stddev, dtype=np.float64))
+        return Release(
+            Measurement(as_queries("queries", queries), values, noise, scale), simulated=simulated, domain=domain
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the release to one file (a .npz with a JSON header; no pickle). The file appears whole or not at all."""
+        arrays: dict[str, np.ndarray] = {}
+        header = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "queries": _describe(self.queries, arrays),
+            "values": _keep(self.values, arrays),
+            "noise": self.noise,
+            "scale": _keep(self.scale, arrays),
+            "epsilon": None if self.epsilon is None else str(self.epsilon),
+            "rho": None if self.rho is None else str(self.rho),
+            "neighbors": self.neighbors,
+            "simulated": self.simulated,
+            "domain": None if self.domain is None else self.domain.to_dict(),
+        }
+        text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        try:
+            with temporary.open("xb") as file:
+                np.savez_compressed(file, allow_pickle=False, header=text, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Release":
+        """The release that :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is no release, is damaged, or was written by a newer version.
+        """
+        with Path(path).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError(f"{os.fspath(path)} is no dpinfer release: it is not an .npz file.")
+            file.seek(0)
+            try:
+                with np.load(file, allow_pickle=False) as stored:
+                    arrays = {name: stored[name] for name in stored.files}
+                header = json.loads(arrays.pop("header").tobytes().decode())
+            except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{os.fspath(path)} is no dpinfer release, or it is damaged: {error}") from error
+        if not isinstance(header, dict) or header.get("format") != _FORMAT:
+            raise ValueError(f"{os.fspath(path)} is no dpinfer release: its header does not say so.")
+        if header.get("version") != _VERSION:
+            raise ValueError(
+                f"{os.fspath(path)} is a release of format version {header.get('version')}; this dpinfer reads version "
+                f"{_VERSION}. Upgrade dpinfer to read it."
+            )
+        try:
+            return Release(
+                Measurement(
+                    _rebuild(header["queries"], arrays), arrays[header["values"]], header["noise"], arrays[header["scale"]]
+                ),
+                epsilon=None if header["epsilon"] is None else Fraction(header["epsilon"]),
+                rho=None if header["rho"] is None else Fraction(header["rho"]),
+                neighbors=header["neighbors"],
+                simulated=header["simulated"],
+                domain=None if header["domain"] is None else Domain.from_dict(header["domain"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{os.fspath(path)} is a damaged dpinfer release: {error!r} is wrong in its header.") from error
+
+    def __repr__(self) -> str:
+        spend = f"epsilon={self.epsilon}" if self.rho is None else f"rho={self.rho}"
+        return f"Release({self.queries!r}, noise={self.noise!r}, {spend}, neighbors={self.neighbors!r})"
+
+
+def as_measurement(release: Any) -> Measurement:
+    """The measurement of a release, or the measurement itself: what every estimator does at the door."""
+    if isinstance(release, Release):
+        return release.measurement
+    if isinstance(release, Measurement):
+        return release
+    raise ValueError(f"measurement must be a Release or a Measurement, got {type(release).__name__}.")
+
+
+def _keep(array: Any, arrays: dict[str, np.ndarray]) -> str:
+    name = f"array_{len(arrays)}"
+    arrays[name] = np.asarray(array)
+    return name
+
+
+def _describe(queries: Queries, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A family as plain values, its arrays kept apart by name."""
+    fields: dict[str, Any] = {"family": type(queries).__name__}
+    for field in dataclasses.fields(queries):  # pyright: ignore[reportArgumentType]
+        value = getattr(queries, field.name)
+        if isinstance(value, tuple):
+            value = [_describe(part, arrays) for part in value]
+        elif value is not None and not isinstance(value, (bool, int)):
+            value = {"array": _keep(value, arrays)}
+        fields[field.name] = value
+    return fields
+
+
+def _rebuild(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Queries:
+    rest = dict(fields)
+    family = _FAMILIES[rest.pop("family")]
+    for name, value in rest.items():
+        if isinstance(value, dict):
+            rest[name] = arrays[value["array"]]
+        elif isinstance(value, list):
+            rest[name] = tuple(_rebuild(part, arrays) for part in value)
+    return family(**rest)
+

@@ -1,0 +1,216 @@
+"""One contract for every family of queries, against its matrix written from the definition."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import complete_tree_parents, largest_change, range_matrix, tree_matrix
+
+import dpinfer as dp
+from dpinfer.queries import AllRange, Dense, Identity, Prefix, Ranges, Total, Tree, VStack
+from dpinfer.queries.tree import CompleteTree
+
+PARENTS = [3, 3, 5, -1, 0, 3, 5, 0, 6]  # node numbers in no particular order; one inner node has a single child
+
+
+def families():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 7):
+        yield f"Identity({n})", Identity(n), np.eye(n)
+        yield f"Total({n})", Total(n), np.ones((1, n))
+        yield f"Prefix({n})", Prefix(n), np.tril(np.ones((n, n)))
+        pairs = [(i, j) for i in range(n) for j in range(i + 1, n + 1)]
+        yield f"AllRange({n})", AllRange(n), range_matrix(n, *np.array(pairs).T)
+        starts = rng.integers(0, n + 1, 9)
+        stops = np.array([rng.integers(s, n + 1) for s in starts])
+        yield f"Ranges({n})", Ranges(n, starts, stops), range_matrix(n, starts, stops)
+        matrix = rng.integers(-3, 4, (4, n))
+        yield f"Dense({n})", Dense(matrix), matrix
+        for branching in (2, 3, 8):
+            full = tree_matrix(complete_tree_parents(n, branching))
+            yield f"Tree.complete({n},{branching},root)", Tree.complete(n, branching, root=True), full
+            yield f"Tree.complete({n},{branching})", Tree.complete(n, branching), full[1:]
+        stack = VStack([Total(n), Dense(matrix), Tree.complete(n, 2)])
+        yield f"VStack({n})", stack, np.vstack([np.ones((1, n)), matrix, tree_matrix(complete_tree_parents(n, 2))[1:]])
+    yield "from_parents", Tree.from_parents(PARENTS), tree_matrix(np.array(PARENTS))
+    cells = [2, 0, 3, 1, 4]
+    yield "from_parents(cells)", Tree.from_parents(PARENTS, cells), tree_matrix(np.array(PARENTS), np.array(cells))
+    yield "one node", Tree.from_parents([-1]), np.ones((1, 1))
+    yield "no rows", Ranges(3, [], []), np.zeros((0, 3))
+    yield "large cut tree", Tree.complete(23, 3), tree_matrix(complete_tree_parents(23, 3))[1:]
+
+
+CASES = [pytest.param(queries, matrix, id=name) for name, queries, matrix in families()]
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_matrix_and_products_on_the_host(queries, matrix):
+    m, n = matrix.shape
+    rng = np.random.default_rng(1)
+    assert queries.shape == (m, n)
+    np.testing.assert_array_equal(queries.dense(), matrix)
+    np.testing.assert_array_equal(queries.gram(), matrix.T @ matrix)
+    np.testing.assert_array_equal(np.concatenate([queries.rows(0, m // 2), queries.rows(m // 2, m)]), matrix)
+    for dtype in (np.int8, np.int32, np.int64, np.float64):
+        x, y = rng.integers(-100, 100, (n, 3)).astype(dtype), rng.integers(-100, 100, (m, 3)).astype(dtype)
+        np.testing.assert_array_equal(queries @ x, matrix @ x.astype(float))
+        np.testing.assert_array_equal(queries.T @ y, matrix.T @ y.astype(float))
+        assert (queries @ x[:, 0]).shape == (m,)
+        assert (queries.T @ y[:, 0]).shape == (n,)
+    # 64 bit on the host whatever JAX is set to, and exact.
+    big = np.full(n, 2**40 + 1, dtype=np.int64)
+    assert (queries @ big).dtype == np.int64
+    np.testing.assert_array_equal((queries @ big).astype(object), matrix.astype(object) @ big.astype(object))
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_products_in_jax(queries, matrix):
+    m, n = matrix.shape
+    rng = np.random.default_rng(2)
+    x, y = jnp.asarray(rng.normal(size=n)), jnp.asarray(rng.normal(size=m))
+    forward, backward = jax.jit(lambda q, v: q @ v), jax.jit(lambda q, v: q.T @ v)
+    np.testing.assert_allclose(forward(queries, x), matrix @ x, atol=1e-13)
+    np.testing.assert_allclose(backward(queries, y), matrix.T @ y, atol=1e-13)
+    batch = jnp.asarray(rng.normal(size=(2, n)))
+    np.testing.assert_allclose(jax.vmap(lambda v: queries @ v)(batch), batch @ matrix.T, atol=1e-13)
+    np.testing.assert_allclose(jax.grad(lambda v: ((queries @ v) * y).sum())(x), matrix.T @ y, atol=1e-13)
+    assert (queries @ x.astype(jnp.float32)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("neighbors", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize(("queries", "matrix"), [c for c in CASES if c.id != "no rows"])
+def test_sensitivity_by_enumerating_neighbours(queries, matrix, order, neighbors):
+    ones = np.ones(matrix.shape[0])
+    truth = largest_change(matrix, ones, order, neighbors)
+    got = queries.sensitivity(order, neighbors)
+    assert got == (truth if order == 1 else pytest.approx(math.sqrt(truth), rel=1e-15))
+    assert isinstance(got, int) or order == 2
+    weights = np.random.default_rng(3).integers(0, 50, matrix.shape[0])
+    truth = largest_change(matrix, weights, order, neighbors)
+    assert queries.largest_change(weights, order, neighbors) == truth
+    # Weights beyond 64 bit, as exact fractions with a large common denominator need.
+    huge = np.array([int(w) * 3**50 for w in weights], dtype=object)
+    assert queries.largest_change(huge, order, neighbors) == int(truth) * 3**50
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_traced_row_weights_give_the_same_change(queries, matrix):
+    weights = np.random.default_rng(4).uniform(size=matrix.shape[0])
+    if matrix.shape[0] and matrix.shape[1] > 1:
+        got = jax.jit(lambda w: queries.largest_change(w, 1, "add_remove"))(weights)
+        assert got == pytest.approx(largest_change(matrix, weights, 1, "add_remove"), rel=1e-12)
+        # Under replace_one a bound may stand in for the pairs that cannot be enumerated inside jit.
+        bound = jax.jit(lambda w: queries.largest_change(w, 1, "replace_one"))(weights)
+        assert bound >= largest_change(matrix, weights, 1, "replace_one") * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_ranges_are_what_the_rows_are(queries, matrix):
+    ranges = queries.as_ranges()
+    if ranges is not None:
+        np.testing.assert_array_equal(range_matrix(matrix.shape[1], *ranges), matrix)
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_a_family_is_a_pytree_whose_structure_is_static(queries, matrix):
+    leaves, treedef = jax.tree.flatten(queries)
+    rebuilt = jax.tree.unflatten(treedef, leaves)
+    assert all(np.issubdtype(np.asarray(leaf).dtype, np.number) for leaf in leaves)
+    np.testing.assert_array_equal(rebuilt.dense(), matrix)
+    if not leaves:
+        assert rebuilt is queries  # so that what it has cached is kept
+
+
+@pytest.mark.parametrize(("queries", "matrix"), CASES)
+def test_wrong_lengths_are_refused(queries, matrix):
+    m, n = matrix.shape
+    with pytest.raises(ValueError, match=rf"cells must have shape \[{n}\]"):
+        queries @ np.ones(n + 1)
+    with pytest.raises(ValueError, match=rf"values must have shape \[{m}\]"):
+        queries.T @ np.ones(m + 1)
+    with pytest.raises(ValueError, match="order must be one of 1, 2"):
+        queries.sensitivity(3)
+    with pytest.raises(ValueError, match="neighbors must be one of 'add_remove', 'replace_one'"):
+        queries.sensitivity(1, "bounded")
+
+
+def test_equal_content_is_equal_and_compiles_once():
+    compiled = []
+
+    @jax.jit
+    def total(queries, x):
+        compiled.append(1)
+        return (queries @ x).sum()
+
+    for starts in ([0, 1], [0, 1], np.array([0, 1], dtype=np.int32)):
+        total(Ranges(4, starts, [2, 3]), jnp.ones(4))
+    assert len(compiled) == 1
+    assert Ranges(4, [0, 1], [2, 3]) == Ranges(4, (0, 1), [2, 3])
+    assert hash(Ranges(4, [0], [2])) == hash(Ranges(4, [0], [2]))
+    assert Ranges(4, [0], [2]) != Ranges(4, [0], [3])
+    assert Tree.complete(8, 2) != Tree.complete(8, 2, root=True)
+    assert Identity(3) != Prefix(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Identity(0), "n must be at least 1, got 0"),
+        (lambda: Identity(2.0), "n must be an integer, got 2.0"),
+        (lambda: Total(True), "n must be an integer, got True"),
+        (lambda: Ranges(4, [0], [1, 2]), "starts and stops must have the same length, got 1 and 2"),
+        (lambda: Ranges(4, [0, 2], [1, 5]), r"row 1 is \[2, 5\)"),
+        (lambda: Ranges(4, [-1], [1]), r"row 0 is \[-1, 1\)"),
+        (lambda: Ranges(4, [3], [1]), r"row 0 is \[3, 1\)"),
+        (lambda: Ranges(4, [0.5], [1]), "starts must hold integers, got dtype float64"),
+        (lambda: Tree.complete(4, 1), "branching must be at least 2, got 1"),
+        (lambda: CompleteTree(4, 2, 1), "root must be True or False, got 1"),
+        (lambda: Tree.from_parents([-1, -1]), "exactly one root by -1, got 2"),
+        (lambda: Tree.from_parents([1, 0]), "exactly one root by -1, got 0"),
+        (lambda: Tree.from_parents([-1, 2, 1]), r"\[1, 2\] go round in circles"),
+        (lambda: Tree.from_parents([-1, 5]), "node indices from 0 to 1"),
+        (lambda: Tree.from_parents([]), "node indices"),
+        (lambda: Tree.from_parents([-1, 0, 0], [0, 0]), "leaf_cells must be a permutation of 0 to 1"),
+        (lambda: Tree.from_parents([-1, 0, 0], [0]), "leaf_cells must be a permutation"),
+        (lambda: Dense([1, 2]), r"matrix must have shape \[m, n\]"),
+        (lambda: Dense([[1.0, np.nan]]), "matrix must be finite, got nan at position 1"),
+        (lambda: VStack([]), "parts must be a non-empty list of queries"),
+        (lambda: VStack([Identity(2), Identity(3)]), r"same cells, got \[2, 3\] cells"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_structure_cannot_be_written_to():
+    ranges = Ranges(4, [0], [2])
+    with pytest.raises(ValueError, match="read-only"):
+        ranges.starts[0] = 1
+    source = np.array([0])
+    kept = Ranges(4, source, [2])
+    source[0] = 3
+    assert kept.starts[0] == 0
+
+
+def test_sensitivity_of_all_ranges_is_the_closed_form():
+    for n in (1, 2, 3, 10, 11):
+        assert AllRange(n).sensitivity() == (n + 1) ** 2 // 4
+    assert dp.queries.AllRange(4096).sensitivity(neighbors="replace_one") == 4097**2 // 4
+
+
+def test_privacy_loss_is_an_exact_fraction():
+    from dpinfer.privacy import largest_change as loss
+
+    tree = Tree.complete(9, 3, root=True)
+    weights = [Fraction(1, 7), Fraction(1, 11), Fraction(1, 13)]
+    assert loss(tree, weights, tree.levels, 1, "add_remove") == sum(weights)
+    assert loss(tree, weights, tree.levels, 1, "replace_one") == 2 * (weights[1] + weights[2])
+    stack = VStack([Identity(9), Total(9)])
+    assert loss(stack, weights[:2], stack.levels, 1, "add_remove") == weights[0] + weights[1]
+    assert loss(stack, weights[:2], stack.levels, 1, "replace_one") == 2 * weights[0]
+    assert loss(Prefix(5), [Fraction(1, 3)], None, 2, "add_remove") == Fraction(5, 3)

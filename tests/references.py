@@ -1,0 +1,75 @@
+"""The same answers by other means: slow, dense, and written from the definitions."""
+
+import numpy as np
+
+
+def tree_matrix(parents: np.ndarray, leaf_cells: np.ndarray | None = None) -> np.ndarray:
+    """Row v holds a 1 for every cell below node v, found by walking up from each leaf."""
+    parents = np.asarray(parents)
+    leaves = [v for v in range(parents.size) if v not in set(parents.tolist())]
+    cells = range(len(leaves)) if leaf_cells is None else leaf_cells
+    matrix = np.zeros((parents.size, len(leaves)))
+    for leaf, cell in zip(leaves, cells, strict=True):
+        node = leaf
+        while node >= 0:
+            matrix[node, cell] = 1
+            node = parents[node]
+    return matrix
+
+
+def complete_tree_parents(n: int, branching: int) -> np.ndarray:
+    """Parents of the left-aligned tree cut at n, level by level from the root."""
+    sizes = [n]
+    while sizes[0] > 1 or len(sizes) == 1:
+        sizes.insert(0, (sizes[0] + branching - 1) // branching)
+    parents, start = [-1], 0
+    for size in sizes[1:]:
+        parents += [start + i // branching for i in range(size)]
+        start = len(parents) - size
+    return np.array(parents)
+
+
+def weighted_least_squares(matrix: np.ndarray, values: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cells and their covariance; variance 0 is an exact constraint, infinity no measurement. By null space and lstsq."""
+    matrix = np.asarray(matrix, dtype=float)
+    variances = np.broadcast_to(variances, values.shape)
+    exact, free = variances == 0, (variances > 0) & np.isfinite(variances)
+    particular = np.linalg.lstsq(matrix[exact], values[exact], rcond=None)[0] if exact.any() else np.zeros(matrix.shape[1])
+    basis = np.eye(matrix.shape[1])
+    if exact.any():
+        _, sizes, right = np.linalg.svd(matrix[exact])
+        rank = int((sizes > 1e-10 * sizes[0]).sum())
+        basis = right[rank:].T
+    weights = 1 / np.sqrt(variances[free])
+    reduced = (matrix[free] @ basis) * weights[:, None]
+    inverse = np.linalg.pinv(reduced)
+    solution = inverse @ ((values[free] - matrix[free] @ particular) * weights)
+    return particular + basis @ solution, basis @ (inverse @ inverse.T) @ basis.T
+
+
+def random_parents(rng: np.random.Generator, size: int, *, shuffled: bool) -> np.ndarray:
+    """A random rooted tree; node numbers in random order if shuffled."""
+    parents = np.array([-1, *(int(rng.integers(max(0, v - 8), v)) for v in range(1, size))])
+    if not shuffled:
+        return parents
+    names = rng.permutation(size)
+    out = np.empty(size, dtype=int)
+    out[names] = np.where(parents < 0, -1, names[np.maximum(parents, 0)])
+    return out
+
+
+def range_matrix(n: int, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Row i has ones from starts[i] to stops[i] - 1."""
+    matrix = np.zeros((len(starts), n), dtype=np.int64)
+    for row, start, stop in zip(matrix, starts, stops, strict=True):
+        row[start:stop] = 1
+    return matrix
+
+
+def largest_change(matrix: np.ndarray, weights: np.ndarray, order: int, neighbors: str) -> float:
+    """max over neighbouring databases of sum_i weights_i |change_i|^order, by enumerating records (and pairs of cells)."""
+    n = matrix.shape[1]
+    if neighbors == "add_remove":
+        return max((weights * np.abs(matrix[:, j]) ** order).sum() for j in range(n))
+    pairs = ((j, k) for j in range(n) for k in range(n))
+    return max((weights * np.abs(matrix[:, j] - matrix[:, k]) ** order).sum() for j, k in pairs)
