@@ -39,9 +39,8 @@ def fraction(name: str, value: Any) -> Fraction:
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be a number, got {value!r}.")
     if isinstance(value, Rational):
-        return Fraction(value)
-    if isinstance(value, Integral):  # numpy integers
-        return Fraction(int(value))
+        # Python integers: a fraction of numpy integers would compute in 64 bit and wrap.
+        return Fraction(int(value.numerator), int(value.denominator))
     if hasattr(value, "as_integer_ratio") and not isinstance(value, (float, np.floating)):  # Decimal
         if not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value!r}.")

@@ -217,10 +217,11 @@ class TimeAxis(Axis):
         null = null | np.isnat(array)
         if null.all():
             return np.zeros(array.shape, dtype=np.int64), null
-        # Compared in the column's own unit, so that a far-away year does not wrap when it is converted.
-        unit = np.datetime_data(array.dtype)[0]
-        coarse = unit in ("Y", "M", "W", "D", "h", "m", "s")
-        bounds = np.array([self.start, self.stop]).astype(array.dtype) if coarse else (self.start, self.stop)
+        # Finer units are rounded down to microseconds; coarser ones are compared in their own unit, with the bounds rounded
+        # down to it, before what is near is converted: a far-away year must not wrap.
+        if np.datetime_data(array.dtype)[0] in ("ns", "ps", "fs", "as"):
+            array = array.astype("datetime64[us]")
+        bounds = np.array([self.start, self.stop]).astype(array.dtype)
         low, high = array < bounds[0], array > bounds[1]
         near = np.where(null | low | high, self.start.astype(array.dtype), array).astype("datetime64[us]")
         offset = (near - self.start).astype(np.int64)

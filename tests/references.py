@@ -1,5 +1,7 @@
 """The same answers by other means: slow, dense, and written from the definitions."""
 
+from fractions import Fraction
+
 import numpy as np
 
 
@@ -73,3 +75,19 @@ def largest_change(matrix: np.ndarray, weights: np.ndarray, order: int, neighbor
         return max((weights * np.abs(matrix[:, j]) ** order).sum() for j in range(n))
     pairs = ((j, k) for j in range(n) for k in range(n))
     return max((weights * np.abs(matrix[:, j] - matrix[:, k]) ** order).sum() for j, k in pairs)
+
+
+def widest_range_variance(branching: int, levels: int) -> Fraction:
+    """Exact variance of the sum over all leaves but the first and the last, every node measured with variance 1.
+
+    By the eigenvalues of a complete tree's precision matrix: Var = sum_l beta_l sum over level-l blocks of overlap^2.
+    """
+    n, eigenvalue, before, variance = branching ** (levels - 1), Fraction(0), Fraction(0), Fraction(0)
+    for level in range(levels):
+        size = branching**level
+        eigenvalue += size
+        blocks = n // size
+        overlaps = (n - 2) ** 2 if blocks == 1 else (blocks - 2) * size**2 + 2 * (size - 1) ** 2
+        variance += (1 / eigenvalue - before) / size * overlaps
+        before = 1 / eigenvalue
+    return variance

@@ -49,7 +49,6 @@ class LinearEstimate(abc.ABC):
         Raises:
             ValueError: as :meth:`answer` does.
         """
-        self.answer(workload)
         return self._covariance(self._check(workload))
 
     @abc.abstractmethod

@@ -125,6 +125,7 @@ class DenseEstimate(LinearEstimate):
         return jnp.where(is_determined, jnp.sqrt(jnp.maximum((spread * rows).sum(axis=1), 0.0)), jnp.inf)
 
     def _covariance(self, workload: Queries) -> Array:
+        self.answer(workload)  # raises for what is not determined
         rows = jnp.asarray(workload.dense(), self.cells.dtype)
         return rows @ self.inverse @ rows.T
 

@@ -56,7 +56,7 @@ def node_variances(stddev: jax.Array) -> jax.Array:
     return jnp.where(finite, jnp.square(jnp.where(finite, stddev, 0.0)), jnp.inf)
 
 
-def _combine(s: jax.Array, total: jax.Array, num_open: jax.Array, is_leaf: Array) -> tuple[jax.Array, ...]:
+def _combine(s: jax.Array, total: jax.Array, num_open: jax.Array, is_leaf: jax.Array) -> tuple[jax.Array, ...]:
     """(own weight, children's weight, V, whether V is infinite) from s and the children's T and count of infinite V."""
     measured = jnp.isfinite(s)
     below = jnp.logical_not(jnp.logical_or(is_leaf, num_open > 0))  # the children determine the node
@@ -68,7 +68,7 @@ def _combine(s: jax.Array, total: jax.Array, num_open: jax.Array, is_leaf: Array
     return own, children, variance, ~(measured | below)
 
 
-def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array, num: Array) -> jax.Array:
+def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array, num: jax.Array) -> jax.Array:
     """g of each child from its own V and its parent's T, count of infinite V and number of children."""
     regular = (num_open == 0) & (total > 0)
     proportional = variance / jnp.where(regular, total, 1.0)
@@ -104,12 +104,12 @@ def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
         return entries if like.shape[0] == 1 else tree.to_children(entries, like.shape[0])
 
     zero = jnp.zeros((1,), s.dtype)
-    up = [(*_combine(levels[-1], zero, zero, np.True_), zero, zero)]
+    up = [(*_combine(levels[-1], zero, zero, jnp.array(True)), zero, zero)]
     for depth in range(len(sizes) - 2, -1, -1):
         _, _, variance, is_open, _, _ = up[0]
         total = sum_children(variance, sizes[depth + 1])
         num_open = sum_children(is_open.astype(s.dtype), sizes[depth + 1])
-        up.insert(0, (*_combine(levels[depth], total, num_open, np.False_), total, num_open))
+        up.insert(0, (*_combine(levels[depth], total, num_open, jnp.array(False)), total, num_open))
 
     own, children, variance, is_open, _, num_open = up[0]
     root = jnp.where(is_open, jnp.inf, variance)
@@ -121,7 +121,7 @@ def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
         num = np.full(sizes[depth - 1], tree.branching)
         num[-1] = sizes[depth] - tree.branching * (sizes[depth - 1] - 1)
         num = num[:1] if variance.shape[0] == 1 else tree.to_children(num, sizes[depth])
-        share = _share(variance, is_open, total, count, num)
+        share = _share(variance, is_open, total, count, jnp.asarray(num, s.dtype))
         above = hand_down(gains[-1].variances, variance)
         final = _settle(variance, share, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
         gains.append(Gains(own, children, variance, share, final, num_open > 1))
@@ -164,7 +164,7 @@ def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> 
     parent = jnp.asarray(blocks.parent[:size])
     above = (sums[parent, 0], sums[parent, 1])
     is_root = jnp.arange(size) == 0
-    share = jnp.where(is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1)))
+    share = jnp.where(is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1).astype(s.dtype)))
     first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, share, is_open, *above))
     shares = blocks.pad(share)
 
@@ -237,7 +237,6 @@ class End(NamedTuple):
     gathered: jax.Array
 
 
-@partial(jax.jit, static_argnames="depth")
 def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int) -> jax.Array:
     """The variance of the sum over a range of cells, from the leaf ``first`` to the leaf ``last``, for many ranges at once.
 
@@ -279,7 +278,7 @@ def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int)
             + a**2 * climb.final[climb.parent[left.node]]
         )
 
-    def step(_: int, state: tuple[End, End, jax.Array, jax.Array]) -> tuple[End, End, jax.Array, jax.Array]:
+    def step(_: jax.Array, state: tuple[End, End, jax.Array, jax.Array]) -> tuple[End, End, jax.Array, jax.Array]:
         left, right, result, is_done = state
         meets = (climb.parent[left.node] == climb.parent[right.node]) & ~is_done
         result = jnp.where(meets, meet(left, right), result)

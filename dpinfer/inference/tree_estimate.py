@@ -1,12 +1,13 @@
 """The least squares estimate of a measured tree, and its answers."""
 
-from collections.abc import Iterator
-from typing import final
+from functools import partial
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference import tree as passes
 from dpinfer.inference.answers import Answers
@@ -54,81 +55,124 @@ class TreeEstimate(LinearEstimate):
         return self.tree.shape[1]
 
     def _answer(self, workload: Queries) -> Answers:
-        values = jnp.asarray(workload @ self.cells)
         ranges = workload.as_ranges()
         if ranges is not None and self.tree.is_contiguous:
-            return Answers(values, jnp.sqrt(self._range_variances(*ranges)))
-        weights = jnp.asarray(self.up_variances).at[0].set(self.node_variances[0])
-        pieces = [jnp.square(part) @ weights for part in self._innovations(workload)]
-        return Answers(values, jnp.sqrt(jnp.concatenate([*pieces, jnp.zeros((0,), weights.dtype)])))
+            return self._answer_ranges(*ranges)
+        structure = _structure(self.tree)
+        blocks = row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes))
+        pieces = [_answer_rows(self, structure, jnp.asarray(rows, self.shares.dtype)) for rows in blocks]
+        return _join(pieces, self.shares.dtype)
 
     def _covariance(self, workload: Queries) -> Array:
-        weights = jnp.asarray(self.up_variances).at[0].set(self.node_variances[0])
-        innovations = jnp.concatenate([*self._innovations(workload), jnp.zeros((0, weights.size), weights.dtype)])
-        return (innovations * weights[None, :]) @ innovations.T
+        structure = _structure(self.tree)
+        blocks = list(row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes)))
+        rows = np.concatenate([*blocks, np.zeros((0, self._num_cells))])
+        return _covariance(self, structure, jnp.asarray(rows, self.shares.dtype))
 
-    def _innovations(self, workload: Queries) -> Iterator[jax.Array]:
-        """Blocks [k, num_nodes] of a_c - a_parent(c) for every node c (a_root for the root) and each row of the workload.
-
-        The error of an answer is the sum of these times independent errors of variance V_c (the final one for the root).
-        """
-        tree, shares = self.tree, jnp.asarray(self.shares)
-        for block in row_blocks(workload, max(1, _ROW_ENTRIES // tree.num_nodes)):
-            rows = jnp.asarray(block, shares.dtype)
-            if isinstance(tree, CompleteTree):
-                yield _complete_innovations(tree, rows, shares)
-            else:
-                leaves, parent = jnp.asarray(tree.position[tree.leaves]), jnp.asarray(tree.blocks.parent[: tree.num_nodes])
-                yield _parent_tree_innovations(tree.blocks, leaves, parent, rows, shares)
-
-    def _range_variances(self, starts: np.ndarray, stops: np.ndarray) -> jax.Array:
-        tree = self.tree
-        if isinstance(tree, CompleteTree):
-            parent, depth, leaves = tree.parents, tree.depths, tree.leaves
-        else:
-            parent, depth, leaves = tree.blocks.parent[: tree.num_nodes], tree.depths[tree.order], tree.position[tree.leaves]
-        parent = np.maximum(parent, 0)  # nobody climbs past the root
-        climb = _climb(tree, jnp.asarray(parent), jnp.asarray(depth), self)
-        is_empty = starts == stops
-        first = np.where(is_empty, leaves[0], leaves[np.minimum(starts, leaves.size - 1)])
-        last = np.where(is_empty, leaves[0], leaves[stops - 1])
-        levels = len(tree.level_sizes)
+    def _answer_ranges(self, starts: np.ndarray, stops: np.ndarray) -> Answers:
+        structure = _structure(self.tree)
+        climb, totals = _prepare_ranges(self, structure)
         pieces = []
         for begin in range(0, starts.size, _RANGES_AT_ONCE):
-            part = slice(begin, begin + _RANGES_AT_ONCE)
+            first, last = starts[begin : begin + _RANGES_AT_ONCE], stops[begin : begin + _RANGES_AT_ONCE]
             # Padded to a power of two, so that workloads of many sizes share few compiled programs.
-            num = first[part].size
-            padding = (0, (1 << (num - 1).bit_length()) - num)
-            ends = (jnp.asarray(np.pad(ends[part], padding)) for ends in (first, last))
-            pieces.append(passes.range_variances(climb, *ends, levels)[:num])
-        variances = jnp.concatenate([*pieces, jnp.zeros((0,), self.shares.dtype)])
-        return jnp.where(is_empty, 0.0, variances)
+            padding = (0, (1 << (first.size - 1).bit_length()) - first.size)
+            ends = (jnp.asarray(np.pad(end, padding)) for end in (first, last))
+            answers = _range_answers(climb, totals, structure.leaves, *ends, len(self.tree.level_sizes))
+            # Outside jit the padding is cut off on the host, where no program has to be compiled for it.
+            is_host = _checks.is_concrete(answers)
+            pieces.append(jax.tree.map(lambda x, n=first.size, h=is_host: (np.asarray(x) if h else x)[:n], answers))
+        return _join(pieces, self.shares.dtype)
+
+
+@pytree
+class _Structure:
+    """A tree's index arrays by position, as arguments of compiled functions and not as constants in them."""
+
+    parent: Array
+    depth: Array
+    leaves: Array
+    blocks: Blocks | None
+
+
+def _structure(tree: CompleteTree | ParentTree) -> _Structure:
+    if isinstance(tree, CompleteTree):
+        return _Structure(tree.parents, tree.depths, tree.leaves, None)
+    return _Structure(tree.blocks.parent[: tree.num_nodes], tree.depths[tree.order], tree.position[tree.leaves], tree.blocks)
+
+
+def _join(pieces: list[Answers], dtype: Any) -> Answers:
+    if len(pieces) == 1:
+        return Answers(jnp.asarray(pieces[0].values), jnp.asarray(pieces[0].stddev))
+    empty = jnp.zeros((0,), dtype)
+    return Answers(*(jnp.concatenate([empty, *(getattr(p, name) for p in pieces)]) for name in ("values", "stddev")))
 
 
 @jax.jit
-def _climb(tree: CompleteTree | ParentTree, parent: jax.Array, depth: jax.Array, estimate: TreeEstimate) -> passes.Climb:
+def _prepare_ranges(estimate: TreeEstimate, structure: _Structure) -> tuple[passes.Climb, jax.Array]:
+    """What every range needs of the tree, and running totals of the cells."""
     variance, share = jnp.asarray(estimate.up_variances), jnp.asarray(estimate.shares)
-    before = passes.sibling_sums(tree, variance)
-    share_before = passes.sibling_sums(tree, share)
+    parent = jnp.maximum(jnp.asarray(structure.parent), 0)  # nobody climbs past the root
+    parent = jnp.where(parent < variance.size, parent, 0)
     around = jax.ops.segment_sum(variance.at[0].set(0.0), parent, num_segments=variance.size)[parent]
-    return passes.Climb(
-        parent, depth, variance, share, jnp.asarray(estimate.node_variances), before, share_before, around
+    climb = passes.Climb(
+        parent=parent,
+        depth=jnp.asarray(structure.depth),
+        variance=variance,
+        share=share,
+        final=jnp.asarray(estimate.node_variances),
+        before=passes.sibling_sums(estimate.tree, variance),
+        share_before=passes.sibling_sums(estimate.tree, share),
+        around=around,
     )
+    cells = jnp.asarray(estimate.cells)
+    return climb, jnp.concatenate([jnp.zeros((1,), cells.dtype), jnp.cumsum(cells)])
+
+
+@partial(jax.jit, static_argnames="depth")
+def _range_answers(
+    climb: passes.Climb, totals: jax.Array, leaves: jax.Array, starts: jax.Array, stops: jax.Array, depth: int
+) -> Answers:
+    is_empty = starts == stops
+    leaves = jnp.asarray(leaves)
+    first = leaves[jnp.where(is_empty, 0, starts)]
+    last = leaves[jnp.where(is_empty, 0, stops - 1)]
+    variances = jnp.where(is_empty, 0.0, passes.range_variances(climb, first, last, depth))
+    return Answers(totals[stops] - totals[starts], jnp.sqrt(variances))
 
 
 @jax.jit
-def _complete_innovations(tree: CompleteTree, rows: jax.Array, shares: jax.Array) -> jax.Array:
-    sizes, levels = tree.level_sizes, [rows]
-    for cut, size in zip(np.cumsum(sizes)[:0:-1], sizes[:0:-1], strict=True):
-        levels.insert(0, tree.sum_children(shares[None, cut - size : cut] * levels[0]))
-    pairs = zip(levels, levels[1:], strict=False)
-    return jnp.concatenate([levels[0], *(low - tree.to_children(up, low.shape[-1]) for up, low in pairs)], axis=-1)
+def _answer_rows(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) -> Answers:
+    spread = jnp.square(_innovations(estimate, structure, rows)) @ _innovation_variances(estimate)
+    return Answers(rows @ estimate.cells, jnp.sqrt(spread))
 
 
 @jax.jit
-def _parent_tree_innovations(
-    blocks: Blocks, leaves: jax.Array, parent: jax.Array, rows: jax.Array, shares: jax.Array
-) -> jax.Array:
+def _covariance(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) -> jax.Array:
+    innovations = _innovations(estimate, structure, rows)
+    return (innovations * _innovation_variances(estimate)[None, :]) @ innovations.T
+
+
+def _innovation_variances(estimate: TreeEstimate) -> jax.Array:
+    return jnp.asarray(estimate.up_variances).at[0].set(estimate.node_variances[0])
+
+
+def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) -> jax.Array:
+    """a_c - a_parent(c) for every node c (a_root for the root) and each row of cell weights, [k, num_nodes].
+
+    The error of an answer is the sum of these times independent errors of variance V_c (the final variance for the root);
+    ``passes.range_variances`` says why.
+    """
+    tree, shares = estimate.tree, jnp.asarray(estimate.shares)
+    if isinstance(tree, CompleteTree):
+        sizes, levels = tree.level_sizes, [rows]
+        for cut, size in zip(np.cumsum(sizes)[:0:-1], sizes[:0:-1], strict=True):
+            levels.insert(0, tree.sum_children(shares[None, cut - size : cut] * levels[0]))
+        pairs = zip(levels, levels[1:], strict=False)
+        return jnp.concatenate([levels[0], *(low - tree.to_children(up, low.shape[-1]) for up, low in pairs)], axis=-1)
+    blocks, parent, leaves = structure.blocks, jnp.asarray(structure.parent), jnp.asarray(structure.leaves)
+    if blocks is None:
+        raise TypeError("A tree given by its parents comes with its blocks.")
     padded = blocks.pad(shares)
 
     def of_row(row: jax.Array) -> jax.Array:

@@ -22,9 +22,9 @@ def stddev(noise: str, scale: Any) -> Any:
     xp = jnp if isinstance(scale, jax.Array) else np
     scale = xp.asarray(scale) * 1.0
     if noise == "laplace":
-        return scale * 2**0.5
+        return xp.asarray(scale * 2**0.5)
     if noise == "gaussian":
-        return scale
+        return xp.asarray(scale)
     regular = (scale > 0) & xp.isfinite(scale)
     safe = xp.where(regular, scale, 1.0)
     if noise == "discrete_laplace":
@@ -39,7 +39,7 @@ def stddev(noise: str, scale: Any) -> Any:
         # The square root of a moment that underflows has no derivative; such noise is zero anyway.
         tiny = xp.finfo(safe.dtype).tiny
         inner = xp.where(safe < _SUM_BELOW, xp.sqrt(xp.maximum(moment / mass, tiny)), safe)
-    return xp.where(regular, inner, scale)
+    return xp.asarray(xp.where(regular, inner, scale))
 
 
 def scale_from_stddev(noise: str, value: Any) -> Any:
@@ -47,9 +47,9 @@ def scale_from_stddev(noise: str, value: Any) -> Any:
     xp = jnp if isinstance(value, jax.Array) else np
     value = xp.asarray(value) * 1.0
     if noise == "laplace":
-        return value * 0.5**0.5
+        return xp.asarray(value * 0.5**0.5)
     if noise == "gaussian":
-        return value
+        return xp.asarray(value)
     regular = (value > 0) & xp.isfinite(value)
     safe = xp.where(regular, value, 1.0)
     if noise == "discrete_laplace":
@@ -62,4 +62,4 @@ def scale_from_stddev(noise: str, value: Any) -> Any:
             below = stddev(noise, middle) < safe
             lower, upper = xp.where(below, middle, lower), xp.where(below, upper, middle)
         inner = xp.where(safe < _SUM_BELOW, (lower + upper) / 2, safe)
-    return xp.where(regular, inner, value)
+    return xp.asarray(xp.where(regular, inner, value))

