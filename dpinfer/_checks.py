@@ -11,11 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def is_concrete(*values: Any) -> bool:
     """Whether every value is a number that Python can look at (not a tracer of jit, vmap or grad)."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(values))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree_util.tree_leaves(values))
 
 
 def integer(name: str, value: Any, *, least: int) -> int:

@@ -17,7 +17,7 @@ def main() -> None:
     _application()()
 
 
-def _application():  # noqa: ANN202 - typer is imported only here
+def _application():
     import typer
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -70,7 +70,7 @@ def _demo(epsilon: float, figure: Path) -> None:
     console.print(f"{time.monotonic() - begin:.0f} s, compiling included.")
 
 
-def _period_table(title: str, periods: list):  # noqa: ANN202
+def _period_table(title: str, periods: list):
     from rich.table import Table
 
     covered = sum(p.is_covered for p in periods)
@@ -87,7 +87,7 @@ def _period_table(title: str, periods: list):  # noqa: ANN202
     return table
 
 
-def _error_table(result):  # noqa: ANN001, ANN202
+def _error_table(result):
     from rich.table import Table
 
     table = Table(

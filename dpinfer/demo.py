@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,8 @@ from dpinfer import datasets
 from dpinfer.evaluation import ranges_of_size, squared_error_by_range_size
 from dpinfer.inference import least_squares
 from dpinfer.mechanisms import measure, simulate
-from dpinfer.queries import Identity, Ranges, Tree
+from dpinfer.queries import Identity, Queries, Ranges, Tree
+from dpinfer.queries.base import Array
 from dpinfer.release import Release
 
 BRANCHING = 16
@@ -103,7 +103,9 @@ def run(epsilon: float = 0.1, level: float = 0.95, *, progress: Callable[[str], 
     progress("answers by month and by week")
     day = np.datetime64("2013-01-01", "D")
     month_starts = np.arange("2013-02", "2014-02", dtype="datetime64[M]").astype("datetime64[D]")
-    months = periods([str(m) for m in np.arange("2013-01", "2014-01", dtype="datetime64[M]")], (month_starts - day).astype(int) * 96)
+    months = periods(
+        [str(m) for m in np.arange("2013-01", "2014-01", dtype="datetime64[M]")], (month_starts - day).astype(int) * 96
+    )
     week_days = np.minimum(np.arange(7, 372, 7), 365)
     weeks = periods([str(day + int(d)) for d in np.arange(0, 365, 7)], week_days * 96)
     errors = _errors(cells, tree, epsilon, progress)
@@ -114,8 +116,8 @@ def _errors(cells: np.ndarray, tree: Tree, epsilon: float, progress: Callable[[s
     sizes = list(SIZES.values())
     truth = jnp.asarray(cells, float)
 
-    def trial(strategy: Any) -> Callable[[jax.Array], jax.Array]:
-        def error(key: jax.Array) -> jax.Array:
+    def trial(strategy: Queries) -> Callable[[jax.Array], Array]:
+        def error(key: jax.Array) -> Array:
             measurement = simulate(truth, strategy, epsilon=epsilon, noise="discrete_laplace", key=key)
             return squared_error_by_range_size(least_squares(measurement).cells, truth, sizes)
 

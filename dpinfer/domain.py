@@ -49,9 +49,7 @@ class Axis(abc.ABC):
         return IntegerAxis(start, stop, null=null, below=below, above=above)
 
     @staticmethod
-    def times(
-        start: Any, stop: Any, step: Any, *, null: str = "drop", below: str = "drop", above: str = "drop"
-    ) -> "TimeAxis":
+    def times(start: Any, stop: Any, step: Any, *, null: str = "drop", below: str = "drop", above: str = "drop") -> "TimeAxis":
         """Bins of equal length from ``start`` up to, not including, ``stop``, in naive local time.
 
         Args:
@@ -290,12 +288,10 @@ def count(table: Any, domain: Domain) -> np.ndarray:
     chunks = _csv_chunks(table, domain.names) if isinstance(table, (str, os.PathLike)) else _array_chunks(table, domain.names)
     cells = np.zeros(domain.size, dtype=np.int64)
     for columns in chunks:
-        flat, kept = np.int64(0), np.bool_(True)
-        for axis, column in zip(domain.axes.values(), columns, strict=True):
-            codes = axis.codes(column)
-            flat = flat * axis.size + np.maximum(codes, 0)
-            kept = kept & (codes >= 0)
-        cells += np.bincount(flat[kept], minlength=domain.size)
+        codes = [axis.codes(column) for axis, column in zip(domain.axes.values(), columns, strict=True)]
+        kept = np.all([code >= 0 for code in codes], axis=0)
+        flat = np.ravel_multi_index([code[kept] for code in codes], domain.shape)
+        cells += np.bincount(flat, minlength=domain.size)
     return cells
 
 

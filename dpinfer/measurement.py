@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks, noise
-from dpinfer._pytree import pytree, static
+from dpinfer._pytree import any_array, leaf, pytree, static
 from dpinfer.queries import Queries, VStack
 from dpinfer.queries.base import Array, as_array
 
@@ -29,9 +29,9 @@ class Measurement:
     """
 
     queries: Queries
-    values: Array
+    values: Array = leaf(converter=any_array)
     noise: str = static()
-    scale: Array
+    scale: Array = leaf(converter=any_array)
 
     def __post_init__(self) -> None:
         if not isinstance(self.queries, Queries):
@@ -76,8 +76,8 @@ class Measurement:
 
 def _check_spread(name: str, value: Any, rows: int) -> Array:
     """``value`` as one non-negative float or one a row."""
-    if value is None:
-        raise ValueError(f"{name} must be given: without it the noise is not known.")
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be given as numbers: without it the noise is not known. Got dtype {value.dtype}.")
     array = value if isinstance(value, jax.Array) else np.asarray(value, dtype=np.float64)
     if array.shape not in ((), (rows,)):
         raise ValueError(f"{name} must be a number or have shape [{rows}], one for each row, got {list(array.shape)}.")

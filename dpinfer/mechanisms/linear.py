@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpinfer import _checks
 from dpinfer.domain import Domain
@@ -89,7 +90,7 @@ def measure(
         raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
 
     measured = [s for s in spreads if s is not None]
-    limit = exact.MAX_SCALE ** order / 4
+    limit = exact.MAX_SCALE**order / 4
     if max(measured) >= limit:
         raise ValueError(f"{kind} is too small: the noise would exceed what 64-bit counts can hold. Got {value!r}.")
     # Laplace: loss = sum |change| / scale. Gaussian: loss = sum change^2 / (2 variance). A row not measured loses nothing.
@@ -188,7 +189,7 @@ def _one_budget(epsilon: Any, rho: Any, level_epsilons: Any, level_rhos: Any) ->
 
 def _host_integers(cells: Any, size: int) -> np.ndarray:
     """Private cells as int64, checked by dtype and public size alone; unsigned counts beyond int64 saturate."""
-    if isinstance(cells, jax.core.Tracer):
+    if isinstance(cells, Tracer):
         raise ValueError("measure runs on the host, not under jit, vmap or grad; simulate does.")
     array = np.asarray(cells)
     if array.dtype.kind not in "iu":
@@ -279,7 +280,7 @@ def _check_levels(kind: str, given: int, levels: int, strategy: Queries) -> None
 
 
 def _saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
-    """strategy @ cells in exact arithmetic, clipped to int64: high and low halves are summed apart, so that nothing wraps."""
+    """Strategy @ cells in exact arithmetic, clipped to int64: high and low halves are summed apart, so that nothing wraps."""
     low = strategy._forward(private & np.int64(0xFFFFFFFF))
     high = strategy._forward(private >> np.int64(32)) + (low >> np.int64(32))
     joined = (high << np.int64(32)) | (low & np.int64(0xFFFFFFFF))

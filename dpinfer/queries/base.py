@@ -64,7 +64,7 @@ class Queries(abc.ABC):
 
     @property
     def levels(self) -> np.ndarray | None:
-        """The level of each row, int64 [m], for budgets by level: a tree's from the top, a stack's parts; None if there are none."""
+        """The level of each row, int64 [m], for budgets by level: a tree's from the top, a stack's parts; else None."""
         return None
 
     def level_sensitivities(self, order: int, neighbors: str) -> list[Any]:
@@ -102,7 +102,7 @@ class Queries(abc.ABC):
         matrix = self.dense()
         return matrix.T @ matrix
 
-    def sensitivity(self, order: int = 1, neighbors: str = "add_remove") -> int | float:
+    def sensitivity(self, order: int = 1, neighbors: str = "add_remove") -> Any:
         """The largest L1 (``order=1``) or L2 (``order=2``) change of the answers between two neighbouring databases.
 
         ``neighbors="add_remove"``: one record more or less; the largest column norm, exact.
@@ -113,12 +113,12 @@ class Queries(abc.ABC):
         _checks.choice("order", order, (1, 2))
         change = self.largest_change(np.ones(self.shape[0], dtype=np.int64), order, neighbors)
         if isinstance(change, jax.Array) and not _checks.is_concrete(change):
-            return jnp.sqrt(change) if order == 2 else change  # pyright: ignore[reportReturnType]
-        number = change.item() if hasattr(change, "item") else change
+            return jnp.sqrt(change) if order == 2 else change
+        number = np.asarray(change).item()
         return math.sqrt(number) if order == 2 else number
 
     def largest_change(self, weights: Array, order: int, neighbors: str) -> Any:
-        """max over neighbours of sum_i weights_i |change of answer i|^order, for non-negative weights, one a row.
+        """Max over neighbours of sum_i weights_i |change of answer i|^order, for non-negative weights, one a row.
 
         The privacy loss of Laplace noise is this with order 1 and weights 1 / scale; the zero-concentrated loss of Gaussian
         noise is half of this with order 2 and weights 1 / variance. Exact for integer and object arrays of Python integers.

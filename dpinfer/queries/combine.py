@@ -49,8 +49,7 @@ class VStack(Queries):
         return _concatenate([part._forward(x) for part in self.parts])
 
     def _backward(self, y: Array) -> Array:
-        pieces: list[Any] = [part._backward(piece) for part, piece in zip(self.parts, self.split(y), strict=True)]
-        return sum(pieces[1:], pieces[0])
+        return _sum([part._backward(piece) for part, piece in zip(self.parts, self.split(y), strict=True)])
 
     def dense(self) -> Array:
         return _concatenate([part.dense().T for part in self.parts]).T
@@ -69,15 +68,20 @@ class VStack(Queries):
         return _concatenate([part.rows(a, b).T for part, a, b in inside if a < b] or [np.zeros((self.shape[1], 0))]).T
 
     def gram(self) -> Array:
-        grams: list[Any] = [part.gram() for part in self.parts]
-        return sum(grams[1:], grams[0])
+        return _sum([part.gram() for part in self.parts])
 
     def _column_sums(self, weights: Array, order: int) -> Array:
-        pieces: list[Any] = [p._column_sums(w, order) for p, w in zip(self.parts, self.split(weights), strict=True)]
-        return sum(pieces[1:], pieces[0])
+        return _sum([p._column_sums(w, order) for p, w in zip(self.parts, self.split(weights), strict=True)])
 
     def _largest_row(self) -> int:
         return max(part._largest_row() for part in self.parts)
+
+
+def _sum(pieces: list[Array]) -> Array:
+    total: Any = pieces[0]
+    for piece in pieces[1:]:
+        total = total + piece
+    return total
 
 
 def _concatenate(pieces: list[Array]) -> Array:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree
+from dpinfer._pytree import any_array, leaf, pytree
 from dpinfer.queries.base import Array, Queries, namespace
 
 
@@ -15,7 +15,7 @@ from dpinfer.queries.base import Array, Queries, namespace
 class Dense(Queries):
     """A matrix of queries written out, [m, n]; row i is query i. Integer matrices stay exact (int64); floats are leaves."""
 
-    matrix: Array
+    matrix: Array = leaf(converter=any_array)
 
     def __post_init__(self) -> None:
         matrix = self.matrix

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree, read_only, static
+from dpinfer._pytree import host_array, pytree, read_only, static
 from dpinfer.queries.base import Array
 from dpinfer.queries.tree import Tree
 
@@ -84,7 +84,7 @@ class Blocks:
 class ParentTree(Tree):
     """A tree by its parents; see :meth:`Tree.from_parents`. One application costs O(nodes)."""
 
-    parents: np.ndarray = static()  # pyright: ignore[reportIncompatibleMethodOverride]
+    parents: np.ndarray = static(converter=host_array)  # pyright: ignore[reportIncompatibleMethodOverride]
     leaf_cells: np.ndarray | None = static(default=None)
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class ParentTree(Tree):
             sums = np.zeros((*x.shape[:-1], self.num_nodes), dtype=x.dtype)
             sums[..., self.leaves] = x
             for nodes in self._levels_upward():
-                np.add.at(sums, (..., self.parents[nodes]), sums[..., nodes])
+                np.add.at(sums, (..., self.parents[nodes]), sums[..., nodes])  # pyright: ignore[reportArgumentType]
             return sums
         if x.ndim > 1:
             return jax.vmap(self._forward)(x)

@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree, read_only, static
+from dpinfer._pytree import host_array, pytree, read_only, static
 from dpinfer.queries.base import Array, Queries, namespace
 
 # A table of all pairs of cells, 8 bytes each, gives the exact replace-one sensitivity of a list of ranges up to here.
@@ -59,8 +59,8 @@ class Ranges(Queries):
     """
 
     n: int = static()
-    starts: np.ndarray = static()
-    stops: np.ndarray = static()
+    starts: np.ndarray = static(converter=host_array)
+    stops: np.ndarray = static(converter=host_array)
 
     def __post_init__(self) -> None:
         n = _checks.integer("n", self.n, least=1)
@@ -148,7 +148,7 @@ class AllRange(Queries):
         index = np.arange(self.n)
         return (np.minimum(index[:, None], index) + 1) * (self.n - np.maximum(index[:, None], index))
 
-    def sensitivity(self, order: int = 1, neighbors: str = "add_remove") -> int | float:
+    def sensitivity(self, order: int = 1, neighbors: str = "add_remove") -> Any:
         """floor((n + 1)^2 / 4) for L1 under both relations (n > 1), its square root for L2."""
         _checks.choice("order", order, (1, 2))
         _checks.relation(neighbors)
@@ -163,7 +163,7 @@ class AllRange(Queries):
 def _scatter_add(values: Array, index: np.ndarray, size: int) -> Array:
     if isinstance(values, np.ndarray):
         out = np.zeros((*values.shape[:-1], size), dtype=values.dtype)
-        np.add.at(out, (..., index), values)
+        np.add.at(out, (..., index), values)  # pyright: ignore[reportArgumentType]
         return out
     xp = namespace(values)
     return xp.zeros((*values.shape[:-1], size), values.dtype).at[..., index].add(values)

@@ -2,13 +2,16 @@
 
 import abc
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.queries.base import Array, Queries, namespace
+
+if TYPE_CHECKING:
+    from dpinfer.queries.parent_tree import ParentTree
 
 
 class Tree(Queries):
@@ -39,7 +42,7 @@ class Tree(Queries):
         return CompleteTree(n, branching, root)
 
     @staticmethod
-    def from_parents(parents: Any, leaf_cells: Any = None) -> "ParentTree":  # noqa: F821 - in parent_tree.py
+    def from_parents(parents: Any, leaf_cells: Any = None) -> "ParentTree":
         """Any rooted tree, such as a geography: row i is node i, the root included.
 
         Args:
@@ -218,7 +221,7 @@ class CompleteTree(Tree):
         return max(heaviest) if xp is np else xp.stack(heaviest).max()
 
     @cached_property
-    def parents(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parents(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
         starts = np.cumsum((0, *self.level_sizes))
         levels = [
             starts[depth - 1] + np.arange(size) // self.branching if depth else np.array([-1])

@@ -182,7 +182,9 @@ def test_the_estimate_is_unbiased_with_the_variance_it_states():
         return dp.least_squares(dp.simulate(truth, tree, epsilon=0.5, key=key)).cells
 
     cells = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), trials))
-    stddev = np.asarray(dp.least_squares(dp.simulate(truth, tree, epsilon=0.5, key=jax.random.key(1))).answer(Identity(20)).stddev)
+    stddev = np.asarray(
+        dp.least_squares(dp.simulate(truth, tree, epsilon=0.5, key=jax.random.key(1))).answer(Identity(20)).stddev
+    )
     errors = (np.asarray(cells) - truth) / stddev
     assert np.abs(errors.mean(axis=0)).max() <= 4.5 / np.sqrt(trials)
     # The kurtosis of a Laplace law is 6, hence 5 is the variance of a standardised square at most.

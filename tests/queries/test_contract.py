@@ -129,9 +129,9 @@ def test_a_family_is_a_pytree_whose_structure_is_static(queries, matrix):
 def test_wrong_lengths_are_refused(queries, matrix):
     m, n = matrix.shape
     with pytest.raises(ValueError, match=rf"cells must have shape \[{n}\]"):
-        queries @ np.ones(n + 1)
+        _ = queries @ np.ones(n + 1)
     with pytest.raises(ValueError, match=rf"values must have shape \[{m}\]"):
-        queries.T @ np.ones(m + 1)
+        _ = queries.T @ np.ones(m + 1)
     with pytest.raises(ValueError, match="order must be one of 1, 2"):
         queries.sensitivity(3)
     with pytest.raises(ValueError, match="neighbors must be one of 'add_remove', 'replace_one'"):
@@ -160,7 +160,7 @@ def test_equal_content_is_equal_and_compiles_once():
     ("make", "message"),
     [
         (lambda: Identity(0), "n must be at least 1, got 0"),
-        (lambda: Identity(2.0), "n must be an integer, got 2.0"),
+        (lambda: Identity(2.0), "n must be an integer, got 2.0"),  # pyright: ignore[reportArgumentType]
         (lambda: Total(True), "n must be an integer, got True"),
         (lambda: Ranges(4, [0], [1, 2]), "starts and stops must have the same length, got 1 and 2"),
         (lambda: Ranges(4, [0, 2], [1, 5]), r"row 1 is \[2, 5\)"),
@@ -168,7 +168,7 @@ def test_equal_content_is_equal_and_compiles_once():
         (lambda: Ranges(4, [3], [1]), r"row 0 is \[3, 1\)"),
         (lambda: Ranges(4, [0.5], [1]), "starts must hold integers, got dtype float64"),
         (lambda: Tree.complete(4, 1), "branching must be at least 2, got 1"),
-        (lambda: CompleteTree(4, 2, 1), "root must be True or False, got 1"),
+        (lambda: CompleteTree(4, 2, 1), "root must be True or False, got 1"),  # pyright: ignore[reportArgumentType]
         (lambda: Tree.from_parents([-1, -1]), "exactly one root by -1, got 2"),
         (lambda: Tree.from_parents([1, 0]), "exactly one root by -1, got 0"),
         (lambda: Tree.from_parents([-1, 2, 1]), r"\[1, 2\] go round in circles"),
