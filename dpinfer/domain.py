@@ -353,7 +353,7 @@ def _number(value: Any) -> int | float | None:
         if value is None or value != value or isinstance(value, (datetime.date, np.datetime64)):
             return None
         return int(value) if isinstance(value, (int, np.integer)) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, ArithmeticError):
         return None
 
 
@@ -373,7 +373,11 @@ def _naive_time(value: Any) -> np.datetime64 | None:
             return None
         return moment + np.timedelta64(1, "D") if end_of_day else moment
     if isinstance(value, np.datetime64):
-        return value
+        if np.isnat(value):
+            return None
+        year = int(value.astype("datetime64[Y]").astype(np.int64))
+        # Microseconds reach some 292,000 years; what is farther away is brought near, still beyond every axis.
+        return value if abs(year) < 200_000 else np.datetime64(2**62 if year > 0 else -(2**62), "us")
     if isinstance(value, datetime.date) and getattr(value, "tzinfo", None) is None:
         try:
             return np.datetime64(value, "us")

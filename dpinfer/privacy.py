@@ -27,18 +27,13 @@ def largest_change(
         order: 1 or 2.
         neighbors: "add_remove" or "replace_one".
     """
-    if rows is None:
-        return weights[0] * _exact(queries.largest_change(np.ones(queries.shape[0], dtype=np.int64), order, neighbors))
+    rows = np.zeros(queries.shape[0], dtype=np.int64) if rows is None else rows
     if isinstance(queries, Tree) and neighbors == "add_remove" and np.array_equal(rows, queries.levels):  # pyright: ignore[reportArgumentType]
         return sum(weights, Fraction(0))  # a deepest leaf's path crosses every level once
     denominator = math.lcm(*(w.denominator for w in weights))
     integers = [w.numerator * (denominator // w.denominator) for w in weights]
-    # No sum formed on the way exceeds the number of rows times the largest term.
-    fits = max(integers) * queries.shape[0] * queries._largest_row() ** order < 2**62
-    return (
-        _exact(queries.largest_change(np.array(integers, dtype=np.int64 if fits else object)[rows], order, neighbors))
-        / denominator
-    )
+    integers = np.array(integers, dtype=queries.exact_dtype(max(integers), order))
+    return _exact(queries.largest_change(integers[rows], order, neighbors)) / denominator
 
 
 def _exact(number: Any) -> Fraction:

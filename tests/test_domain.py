@@ -1,6 +1,7 @@
 """Counting records by a stated policy: exact, for any values, and never raising on one."""
 
 import datetime
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_no_value_makes_counting_raise_or_changes_the_number_of_cells():
         np.array([b"2", b"\xff\xfe", "1_0"], dtype=object),
         np.array([True, False, True]),
         np.array([np.float32(2.5), np.inf, -np.inf], dtype=np.float32),
-        np.array([complex(1), object(), [1]], dtype=object),
+        np.array([complex(1), object(), [1], Decimal("sNaN"), Decimal(2)], dtype=object),
         np.array([], dtype=float),
         np.ma.masked_array([1, 2, 3], mask=[True, False, False]),
     ]
@@ -98,6 +99,7 @@ def test_times_far_away_do_not_wrap():
     for unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"):
         extreme = np.array([2**62, -(2**62)]).astype(f"datetime64[{unit}]")
         assert counts(axis, extreme) == [1, 0, 1], unit
+        assert counts(axis, np.array(list(extreme), dtype=object)) == [1, 0, 1], unit
     days = np.array(["2013-01-01", "2013-01-02", "2013-01-03", "2013-01-04"], dtype="datetime64[D]")
     assert counts(axis, days) == [2, 1, 1]
 

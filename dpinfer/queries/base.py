@@ -111,7 +111,7 @@ class Queries(abc.ABC):
         pairs of columns can be enumerated; otherwise an upper bound: the sum of the two largest column norms.
         """
         _checks.choice("order", order, (1, 2))
-        change = self.largest_change(np.ones(self.shape[0], dtype=np.int64), order, neighbors)
+        change = self.largest_change(np.ones(self.shape[0], dtype=self.exact_dtype(1, order)), order, neighbors)
         if isinstance(change, jax.Array) and not _checks.is_concrete(change):
             return jnp.sqrt(change) if order == 2 else change
         number = np.asarray(change).item()
@@ -130,6 +130,15 @@ class Queries(abc.ABC):
         if self.shape[1] == 1:
             return columns.max() * 0
         return self._largest_pair(weights, order)
+
+    def exact_dtype(self, largest_weight: int, order: int) -> type:
+        """The dtype of weights up to ``largest_weight`` with which :meth:`largest_change` cannot wrap: int64, or object."""
+        return np.int64 if largest_weight * self._largest_sum(order) < 2**62 else object
+
+    def _largest_sum(self, order: int) -> int:
+        """An upper bound of all sums over rows that :meth:`largest_change` forms with weights of 1."""
+        del order
+        return 4 * self.shape[0]  # entries of 0 and 1
 
     def _column_sums(self, weights: Array, order: int) -> Array:
         """sum_i weights_i |A_ij|^order for each cell j; entries of 0 and 1 make it A' weights."""

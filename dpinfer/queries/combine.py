@@ -73,6 +73,9 @@ class VStack(Queries):
     def _column_sums(self, weights: Array, order: int) -> Array:
         return _sum([p._column_sums(w, order) for p, w in zip(self.parts, self.split(weights), strict=True)])
 
+    def _largest_sum(self, order: int) -> int:
+        return sum(part._largest_sum(order) for part in self.parts)
+
     def _largest_row(self) -> int:
         return max(part._largest_row() for part in self.parts)
 

@@ -60,6 +60,11 @@ class Dense(Queries):
         # Python integers: entries near 2^63 must not wrap.
         return max((sum(map(abs, row)) for row in np.asarray(self.matrix).tolist()), default=0)
 
+    def _largest_sum(self, order: int) -> int:
+        if not self.is_integer or not self.shape[0] or not _checks.is_concrete(self.matrix):
+            return 0
+        return self.shape[0] * max((2 * abs(x)) ** order for x in (int(np.min(self.matrix)), int(np.max(self.matrix))))
+
     def _column_sums(self, weights: Array, order: int) -> Array:
         return weights @ abs(self._like(weights)) ** order
 

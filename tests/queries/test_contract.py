@@ -203,6 +203,14 @@ def test_sensitivity_of_all_ranges_is_the_closed_form():
     assert dp.queries.AllRange(4096).sensitivity(neighbors="replace_one") == 4097**2 // 4
 
 
+def test_sensitivity_of_large_entries_does_not_wrap():
+    matrix = [[2**30, -(2**30)]] * 40
+    assert Dense(matrix).sensitivity(2) == math.sqrt(40 * 2**60)
+    assert Dense(matrix).sensitivity(1, "replace_one") == 40 * 2**31
+    assert VStack([Dense(matrix), Identity(2)]).sensitivity(2, "replace_one") == math.sqrt(40 * 2**62 + 2)
+    assert Dense([[2**62, 1]] * 4).sensitivity() == 2**64
+
+
 def test_privacy_loss_is_an_exact_fraction():
     from dpinfer.privacy import largest_change as loss
 
