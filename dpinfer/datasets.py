@@ -6,7 +6,8 @@ from typing import final
 
 import numpy as np
 
-from dpinfer.domain import Axis, Domain, count
+from dpinfer.axes import Axis
+from dpinfer.domain import Domain, count
 
 
 @final

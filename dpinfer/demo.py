@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,3 +136,38 @@ def _errors(cells: np.ndarray, tree: Tree, epsilon: float, progress: Callable[[s
         expected[name] = [float(np.mean(np.square(estimate.answer(w).stddev))) for w in workloads]
     columns = (realised["identity"].tolist(), expected["identity"], realised["tree"].tolist(), expected["tree"])
     return [SizeError(name, size, *row) for (name, size), *row in zip(SIZES.items(), *columns, strict=True)]
+
+
+def period_table(title: str, periods: list[Period]) -> Any:
+    """A rich table of periods."""
+    from rich.table import Table
+
+    covered = sum(p.is_covered for p in periods)
+    table = Table(title=f"{title}: flights; {covered} of {len(periods)} intervals cover the truth", title_justify="left")
+    table.add_column("from", justify="left", no_wrap=True)
+    for name in ("truth", "noisy sum", "estimate", "95% interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("covers", justify="center")
+    for p in periods:
+        interval = f"{p.lower:,.0f} to {p.upper:,.0f}"
+        table.add_row(
+            p.name, f"{p.truth:,}", f"{p.noisy_sum:,.0f}", f"{p.estimate:,.0f}", interval, "yes" if p.is_covered else "no"
+        )
+    return table
+
+
+def error_table(errors: list[SizeError]) -> Any:
+    """A rich table of errors by the length of the range."""
+    from rich.table import Table
+
+    table = Table(
+        title="Mean squared error of a sum over neighbouring cells: mean of 20 simulated releases, and expected",
+        title_justify="left",
+    )
+    table.add_column("range", justify="left", no_wrap=True)
+    for name in ("identity", "expected", "tree", "expected", "identity / tree"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for e in errors:
+        numbers = (e.identity, e.identity_theory, e.tree, e.tree_theory)
+        table.add_row(e.name, *(f"{x:,.0f}" for x in numbers), f"{e.identity_theory / e.tree_theory:.2f}")
+    return table

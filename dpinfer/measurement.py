@@ -43,7 +43,7 @@ class Measurement:
             raise ValueError(f"values must have shape [{rows}], one for each row of {self.queries!r}, got {list(values.shape)}.")
         _checks.finite("values", values)
         object.__setattr__(self, "values", values)
-        object.__setattr__(self, "scale", _check_spread("scale", self.scale, rows))
+        object.__setattr__(self, "scale", check_spread("scale", self.scale, rows))
 
     @property
     def stddev(self) -> Array:
@@ -74,11 +74,12 @@ class Measurement:
         return f"Measurement({self.queries!r}, noise={self.noise!r})"
 
 
-def _check_spread(name: str, value: Any, rows: int) -> Array:
+def check_spread(name: str, value: Any, rows: int) -> Array:
     """``value`` as one non-negative float or one a row."""
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
-        raise ValueError(f"{name} must be given as numbers: without it the noise is not known. Got dtype {value.dtype}.")
-    array = value if isinstance(value, jax.Array) else np.asarray(value, dtype=np.float64)
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be given as numbers: without it the noise is not known. Got {value!r}.")
+    array = array if isinstance(array, jax.Array) else array.astype(np.float64)
     if array.shape not in ((), (rows,)):
         raise ValueError(f"{name} must be a number or have shape [{rows}], one for each row, got {list(array.shape)}.")
     if _checks.is_concrete(array):

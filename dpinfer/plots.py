@@ -74,6 +74,31 @@ def demo_figure(demo: "Demo") -> Figure:
     return figure
 
 
+def answers_figure(
+    labels: list[str], values: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: float, *, axis: str | None = None
+) -> Figure:
+    """Answers with their intervals: points with error bars, or a line with a band where they are many along an axis."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots()
+    place = np.arange(len(labels))
+    if axis is not None and len(labels) > 60:
+        axes.fill_between(place, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label=f"{level:.0%} interval")
+        axes.plot(place, values, color=BLUE, linewidth=0.8, label="estimate")
+    else:
+        spread = np.clip(np.stack([values - lower, upper - values]), 0, None)
+        axes.errorbar(place, values, spread, fmt="o", color=BLUE, capsize=3, label=f"estimate and {level:.0%} interval")
+    step = -(-len(labels) // 16)
+    axes.set_xticks(place[::step], [labels[i] for i in place[::step]], rotation=40, ha="right")
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.set_ylabel("records")
+    axes.set_xlabel(axis or "")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.6, axis="y")
+    axes.set_axisbelow(True)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG."""
+    """Write a figure; the ending of the path says in which format."""
     figure.savefig(path, dpi=150)

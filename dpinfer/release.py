@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import os
-import secrets
 import zipfile
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
@@ -13,8 +13,9 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer import noise as laws
+from dpinfer._files import replacing
 from dpinfer.domain import Domain
-from dpinfer.measurement import Measurement
+from dpinfer.measurement import Measurement, check_spread
 from dpinfer.queries import AllRange, Dense, Identity, Prefix, Queries, Ranges, Total, VStack
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
@@ -50,8 +51,7 @@ class Release:
     domain: Domain | None = None
 
     def __post_init__(self) -> None:
-        if self.domain is not None and self.domain.size != self.queries.shape[1]:
-            raise ValueError(f"domain has {self.domain.size} cells, but the strategy has {self.queries.shape[1]}.")
+        check_domain(self.domain, self.queries)
 
     @property
     def queries(self) -> Queries:
@@ -103,9 +103,10 @@ class Release:
         _checks.choice("noise", noise, laws.NAMES)
         if (scale is None) == (stddev is None):
             raise ValueError("from_values needs exactly one of scale= and stddev=.")
+        queries = as_queries("queries", queries)
         if scale is None:
-            scale = laws.scale_from_stddev(noise, np.asarray(stddev, dtype=np.float64))
-        return Release(Measurement(as_queries("queries", queries), values, noise, scale), simulated=simulated, domain=domain)
+            scale = laws.scale_from_stddev(noise, check_spread("stddev", stddev, queries.shape[0]))
+        return Release(Measurement(queries, values, noise, scale), simulated=simulated, domain=domain)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the release to one file (a .npz with a JSON header; no pickle). The file appears whole or not at all."""
@@ -124,16 +125,8 @@ class Release:
             "domain": None if self.domain is None else self.domain.to_dict(),
         }
         text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        try:
-            with temporary.open("xb") as file:
-                np.savez_compressed(file, allow_pickle=False, header=text, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path, binary=True) as file:
+            np.savez_compressed(file, allow_pickle=False, header=text, **arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Release":
@@ -151,7 +144,7 @@ class Release:
                 with np.load(file, allow_pickle=False) as stored:
                     arrays = {name: stored[name] for name in stored.files}
                 header = json.loads(arrays.pop("header").tobytes().decode())
-            except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
                 raise ValueError(f"{os.fspath(path)} is no dpinfer release, or it is damaged: {error}") from error
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise ValueError(f"{os.fspath(path)} is no dpinfer release: its header does not say so.")
@@ -177,6 +170,16 @@ class Release:
     def __repr__(self) -> str:
         spend = f"epsilon={self.epsilon}" if self.rho is None else f"rho={self.rho}"
         return f"Release({self.queries!r}, noise={self.noise!r}, {spend}, neighbors={self.neighbors!r})"
+
+
+def check_domain(domain: Any, queries: Queries) -> None:
+    """Refuse what is no domain (or None), and a domain of another number of cells than the queries'."""
+    if domain is None:
+        return
+    if not isinstance(domain, Domain):
+        raise ValueError(f"domain must be a Domain, got {type(domain).__name__}.")
+    if domain.size != queries.shape[1]:
+        raise ValueError(f"domain has {domain.size} cells, but the strategy has {queries.shape[1]}.")
 
 
 def as_measurement(release: Any) -> Measurement:

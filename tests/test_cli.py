@@ -1,7 +1,11 @@
 """The command line as a user meets it."""
 
+import csv
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 
 import dpinfer as dp
 from dpinfer import demo, plots
+
+ROOT = Path(__file__).parents[1]
 
 
 def command(*arguments, cwd, **environment):
@@ -38,7 +44,7 @@ def test_demo_prints_its_tables_and_names_the_figure(shown):
     assert done.stderr == ""
     text = done.stdout
     assert "336,776 flights left New York City in 2013" in text
-    assert "epsilon = 1/10 (0.1)" in text
+    assert "epsilon = 1/10 (add_remove)" in text
     assert "scale 40" in text
     assert len(re.findall(r"^│ 2013-\d\d +│", text, re.M)) == 12
     assert len(re.findall(r"^│ 2013-\d\d-\d\d +│", text, re.M)) == 53
@@ -65,6 +71,98 @@ def test_demo_says_that_it_cannot_write(tmp_path):
     done = command("demo", "--figure", "missing/figure.png", cwd=tmp_path)
     assert done.returncode == 0
     assert "could not be written to missing/figure.png: No such file or directory" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def july(tmp_path_factory):
+    """The README's four lines, in a folder that has the examples."""
+    folder = tmp_path_factory.mktemp("july")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    lines = re.findall(r"^dpinfer (?:measure|inspect|infer|answer) .*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert len(lines) == 4
+    return folder, [command(*shlex.split(line)[1:], cwd=folder) for line in lines]
+
+
+def test_the_four_lines_of_the_readme(july):
+    folder, (measured, inspected, inferred, answered) = july
+    for done in (measured, inspected, inferred, answered):
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+    assert "epsilon = 1/5 (add_remove)" in measured.stdout
+    assert re.search(r"^ epsilon +1/5", inspected.stdout, re.M)
+    assert (folder / "july.png").read_bytes().startswith(b"\x89PNG")
+    with (folder / "july.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["dep_time"] for row in rows] == [str(i) for i in range(2400)]
+    release, domain = dp.Release.load(folder / "july.npz"), dp.Domain.load(folder / "examples/data/departures.toml")
+    assert release.domain == domain
+    result = dp.least_squares(release)
+    np.testing.assert_allclose([float(row["estimate"]) for row in rows], result.cells, atol=1e-9)
+    facts = json.loads(answered.stdout)
+    morning, evening = facts["answers"]
+    assert (morning["name"], evening["name"]) == ("morning", "evening")
+    expected = result.answer(dp.queries.Ranges(2400, [600, 1800], [1200, 2400]))
+    np.testing.assert_allclose([morning["estimate"], evening["estimate"]], expected.values, rtol=1e-12)
+    np.testing.assert_allclose([morning["stddev"], evening["stddev"]], expected.stddev, rtol=1e-12)
+    # Far more than the noise: these intervals miss with odds of one in millions.
+    cells = dp.count(folder / "examples/data/departures_2013_07.csv", domain)
+    assert abs(morning["estimate"] - cells[600:1200].sum()) < 6 * morning["stddev"]
+    assert int(facts["quantiles"][0]["lower"]) - 100 < 1359 < int(facts["quantiles"][0]["upper"]) + 100
+
+
+def test_nothing_private_is_shown(july, tmp_path):
+    folder, runs = july
+    cells = dp.count(folder / "examples/data/departures_2013_07.csv", dp.Domain.load(folder / "examples/data/departures.toml"))
+    for done in runs[:2]:
+        assert f"{cells.sum()}" not in done.stdout + done.stderr
+        assert f"{cells.sum():,}" not in done.stdout + done.stderr
+    # A file whose every value is out of place counts all the same, and says nothing of them.
+    (tmp_path / "t.csv").write_text("dep_time\nsecret\n12:30\n-7\n")
+    (tmp_path / "d.toml").write_text((folder / "examples/data/departures.toml").read_text())
+    done = command("measure", "t.csv", "d.toml", "--epsilon", "1", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "secret" not in done.stdout + done.stderr
+    (tmp_path / "t.parquet").write_text("secret")
+    done = command("measure", "t.parquet", "d.toml", "--epsilon", "1", "-o", "other.npz", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "dpinfer: t.parquet cannot be read as Parquet.\n"
+    assert sorted(os.listdir(tmp_path)) == ["d.toml", "release.npz", "t.csv", "t.parquet"]
+
+
+def test_errors_are_one_line_and_exit_code_1(july):
+    folder, _ = july
+    data = ("examples/data/departures_2013_07.csv", "examples/data/departures.toml")
+    for arguments, message in [
+        (("measure", *data, "--epsilon", "0.2", "-o", "july.npz"), "july.npz exists already"),
+        (("measure", *data, "-o", "x.npz"), "Give exactly one of epsilon, rho"),
+        (("measure", *data, "--epsilon", "lots", "-o", "x.npz"), "--epsilon must be a number such as 0.1 or 1/3, got 'lots'"),
+        (("measure", *data, "--epsilon", "-1", "-o", "x.npz"), "epsilon must be positive"),
+        (("measure", data[0], "none.toml", "--epsilon", "1", "-o", "x.npz"), "No such file or directory: none.toml"),
+        (("measure", "none.csv", data[1], "--epsilon", "1", "-o", "x.npz"), "No such file or directory: none.csv"),
+        (("measure", *data[::-1], "--epsilon", "1", "-o", "x.npz"), "is no TOML"),
+        (("inspect", "july.csv"), "july.csv is no dpinfer release"),
+        (("answer", "july.npz"), "Nothing is asked for"),
+        (("answer", "july.npz", "--range", "600..700"), "must be written 'NAME=FROM..TO'"),
+        (("answer", "july.npz", "--range", "x=0..9999"), "'9999' must be from 0 to 2400"),
+        (("answer", "july.npz", "--axis", "day"), "has no axis 'day'; its axes are dep_time"),
+        (("answer", "july.npz", "--quantile", "50"), "shares must be strictly between 0 and 1, got 50.0"),
+        (("infer", "july.npz", "-o", "july.csv"), "july.csv exists already"),
+    ]:
+        done = command(*arguments, cwd=folder)
+        assert done.returncode == 1, arguments
+        assert done.stdout == ""
+        assert done.stderr.startswith("dpinfer: ")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (folder / "x.npz").exists()
+
+
+def test_answers_along_an_axis(july):
+    folder, _ = july
+    done = command("answer", "july.npz", "--axis", "dep_time", "--every", "100", "--plot", "hours.svg", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^│ \d+ +│", done.stdout, re.M)) == 24
+    assert "<svg" in (folder / "hours.svg").read_text()
 
 
 def test_bad_options_exit_with_2(tmp_path):

@@ -131,6 +131,78 @@ def test_csv_gives_the_cells_of_the_arrays(tmp_path):
         assert count(table, domain).tolist() == [1, 2, 0, 3]
 
 
+def test_one_record_never_changes_how_the_others_are_read(tmp_path):
+    import pandas as pd
+
+    cases = [
+        (Axis.integers(2**53, 2**53 + 4), [2**53 + 1] * 3, 0.5),
+        (Axis.integers(2**53, 2**53 + 4), [2**53 + 1] * 3, None),
+        (Axis.integers(0, 3), [True, True], "x"),
+        (Axis.integers(0, 3), [1, 1], [1]),
+        (Axis.integers(0, 3), [1, 1], 1j),
+        (Axis.times("2013-01-01", "2013-01-03", "1d", above="clip"), [np.datetime64("3000-01-01", "D")], np.datetime64(0, "ns")),
+        (Axis.times("2013-01-01", "2013-01-03", "1d"), ["2013-01-01"], float("nan")),
+        (Axis.times("2013-01-01", "2013-01-03", "1d"), ["2013-01-01"], pd.NaT),
+    ]
+    for axis, others, one in cases:
+        alone, together = counts(axis, others), counts(axis, [*others, one])
+        assert np.abs(np.subtract(together, alone)).sum() <= 1
+        assert sum(alone) == len(others)
+    series = pd.Series([2**53 + 1] * 3 + [None], dtype="Int64")
+    assert counts(cases[0][0], series) == [0, 3, 0, 0]
+    assert counts(cases[-1][0], pd.Series([float("nan")])) == [0, 0]
+
+
+def test_a_stray_quote_swallows_no_record(tmp_path):
+    path = tmp_path / "table.csv"
+    domain = Domain({"a": Axis.integers(0, 3)})
+    for first in ("fine", '"fine', 'fi"ne', "fi\rne", '"'):
+        path.write_text("a,note\n1," + first + "\n" + "1,ok\n" * 100, newline="")
+        assert count(path, domain).tolist() == [0, 101, 0]
+    path.write_bytes(b"a,note\r\n1,ok\r\n2,ok\r\n")
+    assert count(path, domain).tolist() == [0, 1, 1]
+    path.write_text("Smith,42\n")
+    with pytest.raises(ValueError, match="table has no column 'a' in its first line") as caught:
+        count(path, domain)
+    assert "Smith" not in str(caught.value)
+
+
+def test_floats_at_the_ends_of_an_axis():
+    for dtype, top in ((np.float32, 2**24), (np.float64, 2**53), (np.float16, 2**11)):
+        assert counts(Axis.integers(top - 2, top + 1), np.array([top - 2, top], dtype=dtype)) == [1, 0, 1]
+    with np.errstate(all="raise"):
+        extreme = np.array([-np.inf, np.nan, 0, np.inf], dtype=np.float16)
+        assert counts(Axis.integers(-(2**20), -(2**20) + 3, below="other", above="clip"), extreme) == [0, 0, 2, 1]
+
+
+def test_bytes_that_are_no_text_and_endless_fields_do_not_raise(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"x\n1\n\xff\xfe\n\x00\n" + b"9" * 200_000 + b"\n")
+    assert count(path, Domain({"x": Axis.integers(0, 3, null="other", above="clip")})).tolist() == [0, 1, 0, 3]
+
+
+def test_parquet_gives_the_cells_of_the_arrays(tmp_path):
+    import duckdb
+
+    path = tmp_path / "table.parquet"
+    duckdb.sql(
+        "COPY (SELECT * FROM (VALUES (1, TIMESTAMP '2013-01-01 05:00', 'a'), (NULL, NULL, 'b'), (7, TIMESTAMP '2013-01-02', 'c'),"
+        f" (2, TIMESTAMP '2014-01-01', 'd')) t(n, \"when\", ignored)) TO '{path}' (FORMAT parquet)"
+    )
+    domain = Domain({"n": Axis.integers(1, 3, null="other", above="clip")})
+    assert count(path, domain).tolist() == [1, 2, 1]
+    times = Domain({"when": Axis.times("2013-01-01", "2013-01-03", "1d", null="other")})
+    assert count(path, times).tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="table has no column 'm'; its columns are 'n', 'when', 'ignored'"):
+        count(path, Domain({"m": Axis.integers(0, 1)}))
+    path.write_bytes(b"secret")
+    with pytest.raises(ValueError, match="cannot be read as Parquet") as caught:
+        count(path, domain)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        count(tmp_path / "none.parquet", domain)
+
+
 def test_raw_departures_of_one_month():
     # 29,425 real rows: 940 cancelled flights have no departure time, and six left at 24:00.
     path = "examples/data/departures_2013_07.csv"
@@ -171,6 +243,8 @@ def test_what_is_public_raises():
         (lambda: Axis.times("2013-01-01", "2014-01-01", "1 month"), "units s, min, h, d, w"),
         (lambda: Axis.times("2013-01-01", "2014-01-01", np.timedelta64(1, "M")), "step must have a fixed length"),
         (lambda: Axis.times("2013-01-01", "2014-01-01", "0h"), "step must be positive"),
+        (lambda: Axis.times("2013-01-01", "2013-01-02", datetime.timedelta(milliseconds=500)), "must be whole seconds"),
+        (lambda: Axis.times("2013-01-01T00:00:00.5", "2013-01-02", "1s"), "must be whole seconds"),
         (lambda: Domain({}), "axes must map at least one name"),
     ],
 )
@@ -179,7 +253,7 @@ def test_bad_axes_are_named(make, message):
         make()
 
 
-def test_domains_are_written_and_read():
+def test_domains_are_written_and_read(tmp_path):
     domain = Domain(
         {
             "hour": Axis.times("2013-01-01", "2013-01-02", datetime.timedelta(hours=1), null="other"),
@@ -188,6 +262,19 @@ def test_domains_are_written_and_read():
     )
     assert Domain.from_dict(domain.to_dict()) == domain
     assert domain != Domain({"age": Axis.integers(0, 100)})
+    path = tmp_path / "domain.toml"
+    domain.save(path)
+    assert Domain.load(path) == domain
+    path.write_text('[day]\nkind = "times"\nstart = 2013-01-01\nstop = 2013-01-03T00:00:00\nstep = "1d"\n')
+    assert Domain.load(path) == Domain({"day": Axis.times("2013-01-01", "2013-01-03", "1d")})
+    for text, message in (
+        ("[x", "is no TOML"),
+        ("x = 1", "must hold one table an axis"),
+        ("[x]\nstart = 1", "kind must be one of"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Domain.load(path)
     with pytest.raises(ValueError, match="kind must be one of 'integers', 'times', got 'spiral'"):
         Domain.from_dict({"x": {"kind": "spiral"}})
     with pytest.raises(ValueError, match="described by wrong fields"):

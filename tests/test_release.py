@@ -1,5 +1,6 @@
 """Releases: provenance, and a file that keeps it."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -83,6 +84,18 @@ def test_files_that_are_no_release_say_so(tmp_path):
     np.savez(path, header=np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="no dpinfer release, or it is damaged"):
         dp.Release.load(path)
+
+
+def test_no_flipped_byte_raises_anything_else(tmp_path):
+    path = tmp_path / "release.npz"
+    dp.measure(np.arange(2), Identity(2), epsilon=1).save(path)
+    content = bytearray(path.read_bytes())
+    for i in range(0, len(content), 3):
+        damaged = content.copy()
+        damaged[i] ^= 0xFF
+        path.write_bytes(bytes(damaged))
+        with contextlib.suppress(ValueError):
+            dp.Release.load(path)
 
 
 def rewritten(path, change):

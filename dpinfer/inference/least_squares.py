@@ -73,8 +73,8 @@ def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
             f"{'...' if nodes.size > 10 else ''} (counted from the root): siblings that were not measured cannot be told "
             "apart. Measure all but one of them, give their level a budget, or use a tree that ends above them."
         )
-    scale = np.asarray(measurement.scale)
-    if scale.ndim and np.any(scale == 0):
+    scale = np.broadcast_to(measurement.scale, measurement.values.shape)
+    if np.any(scale == 0):
         start = 0 if tree.root_measured else 1
         nodes = np.asarray(estimate.node_values)
         nodes = nodes[start:] if isinstance(tree, CompleteTree) else nodes[tree.position]
@@ -97,12 +97,14 @@ class DenseEstimate(LinearEstimate):
     Attributes:
         solution: [n], the cells; what the measurement does not determine is filled in with the smallest that agree.
         inverse: [n, n], the pseudo-inverse of A' diag(1/stddev^2) A: the covariance of the cells that are determined.
-        information: [n, n], that matrix itself.
+        length: [n], the norms of the columns of diag(1/stddev) A.
+        row_space: [n, n], the projection on the rows that are determined, in cells times ``length``.
     """
 
     solution: Array
     inverse: Array
-    information: Array
+    length: Array
+    row_space: Array
 
     @property
     def cells(self) -> Array:
@@ -119,9 +121,9 @@ class DenseEstimate(LinearEstimate):
     def _stddev(self, rows: Array) -> jax.Array:
         rows = jnp.asarray(rows, self.cells.dtype)
         spread = rows @ self.inverse
-        # A row is determined if it lies in the row space, which inverse @ information projects on.
-        rest = rows - spread @ self.information
-        is_determined = jnp.abs(rest).max(axis=1) <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(rows).max(axis=1)
+        scaled = rows / self.length[None, :]
+        rest = jnp.abs(scaled - scaled @ self.row_space).max(axis=1)
+        is_determined = rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(scaled).max(axis=1)
         return jnp.where(is_determined, jnp.sqrt(jnp.maximum((spread * rows).sum(axis=1), 0.0)), jnp.inf)
 
     def _covariance(self, workload: Queries) -> Array:
@@ -146,26 +148,32 @@ def _solve_dense(queries: Queries, values: jax.Array, stddev: jax.Array) -> Dens
 def _factorise(matrix: Array, values: jax.Array, stddev: jax.Array) -> DenseEstimate:
     measured = jnp.isfinite(stddev)
     weights = jnp.where(measured, 1.0 / jnp.where(measured, stddev, 1.0), 0.0)
+    # Relative to the largest weight, whose square alone could overflow.
+    top = jax.lax.stop_gradient(jnp.maximum(weights.max(), jnp.finfo(values.dtype).tiny))
+    weights = weights / top
     weighted = jnp.asarray(matrix, values.dtype) * jnp.broadcast_to(weights, values.shape)[:, None]
     # Columns of equal length: the rank is judged whatever the cells' units.
     length = jnp.sqrt(jnp.square(weighted).sum(axis=0))
-    length = jnp.where(length > 0, length, 1.0)
-    inverse = _pseudo_inverse_of_gram(weighted / length[None, :]) / (length[:, None] * length[None, :])
-    return DenseEstimate(inverse @ (weighted.T @ (weights * values)), inverse, weighted.T @ weighted)
+    length = jax.lax.stop_gradient(jnp.where(length > 0, length, 1.0))
+    inverse, row_space = _pseudo_inverse_of_gram(weighted / length[None, :])
+    inverse = inverse / (length[:, None] * length[None, :])
+    solution = inverse @ (weighted.T @ (weights * values))
+    return DenseEstimate(solution, inverse / top / top, length, row_space)
 
 
 @jax.custom_jvp
-def _pseudo_inverse_of_gram(matrix: jax.Array) -> jax.Array:
-    """The pseudo-inverse of B'B, [n, n]; its derivative takes the rank as fixed."""
+def _pseudo_inverse_of_gram(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The pseudo-inverse of B'B and the projection on B's row space, [n, n] each; the derivative takes the rank as fixed."""
     _, sizes, basis = jnp.linalg.svd(matrix, full_matrices=False)
     rank = sizes > sizes[0] * max(matrix.shape) * jnp.finfo(matrix.dtype).eps
     scaled = basis * jnp.where(rank, 1.0 / jnp.where(rank, sizes, 1.0), 0.0)[:, None]
-    return scaled.T @ scaled
+    kept = basis * rank[:, None]
+    return scaled.T @ scaled, kept.T @ kept
 
 
 @_pseudo_inverse_of_gram.defjvp
-def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (matrix,), (change,) = primals, tangents
-    inverse = _pseudo_inverse_of_gram(matrix)
+    inverse, row_space = _pseudo_inverse_of_gram(matrix)
     half = inverse @ (matrix.T @ change) @ inverse
-    return inverse, -(half + half.T)
+    return (inverse, row_space), (-(half + half.T), jnp.zeros_like(row_space))

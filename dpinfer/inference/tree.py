@@ -75,10 +75,15 @@ def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: 
     return jnp.where(regular, proportional, rest)
 
 
-def _settle(variance: jax.Array, share: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array) -> jax.Array:
-    """The part of a child's final variance that does not come from its parent."""
+def _dominates(variance: jax.Array, total: jax.Array) -> jax.Array:
+    """Whether a child's V is more than half of T, so that T - V would lose digits; at most one of siblings does."""
+    return variance > 0.5 * total
+
+
+def _settle(variance: jax.Array, others: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array) -> jax.Array:
+    """The part of a child's final variance that does not come from its parent: V_c (1 - g_c) = V_c (T - V_c) / T."""
     alone = jnp.where(is_open, jnp.where(num_open > 1, jnp.inf, total), 0.0)
-    return variance * (1.0 - share) + alone
+    return jnp.where(num_open > 0, variance, variance * (others / jnp.where(total > 0, total, 1.0))) + alone
 
 
 # Complete trees: one array a level, all levels at once. An array of length 1 stands for a level of equal entries.
@@ -122,7 +127,10 @@ def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
         num = num[:1] if variance.shape[0] == 1 else tree.to_children(num, sizes[depth])
         share = _share(variance, is_open, total, count, jnp.asarray(num, s.dtype))
         above = hand_down(gains[-1].variances, variance)
-        final = _settle(variance, share, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
+        dominates = _dominates(variance, total)
+        rest = hand_down(sum_children(jnp.where(dominates, 0.0, variance), sizes[depth]), variance)
+        others = jnp.where(dominates, rest, total - variance)
+        final = _settle(variance, others, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
         gains.append(Gains(own, children, variance, share, final, num_open > 1))
     return gains
 
@@ -164,7 +172,10 @@ def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> 
     share = jnp.where(
         is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1).astype(s.dtype))
     )
-    first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, share, is_open, *above))
+    dominates = _dominates(variance, above[0]) & ~is_root
+    small = jax.ops.segment_sum(jnp.where(dominates | is_root, 0.0, variance), parent, num_segments=size + 1)[parent]
+    others = jnp.where(dominates, small, above[0] - variance)
+    first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, others, is_open, *above))
     shares = blocks.pad(share)
 
     def down(start: jax.Array, own: jax.Array, parent: jax.Array) -> jax.Array:
@@ -195,24 +206,34 @@ def parent_tree_values(blocks: Blocks, values: jax.Array, gains: Gains) -> jax.A
 # Ranges: climb from both ends to the lowest common ancestor.
 
 
-def sibling_sums(tree: CompleteTree | ParentTree, entries: jax.Array) -> jax.Array:
-    """For each node, the sum of ``entries`` over its siblings that lie before it in cell order."""
+def sibling_sums(tree: CompleteTree | ParentTree, entries: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """For each node, the sums of ``entries`` over its siblings before and over those after it in cell order.
+
+    Each by itself: the difference of a total and the rest would lose the digits of the smaller siblings.
+    """
     if isinstance(tree, CompleteTree):
-        out, start = [jnp.zeros((1,), entries.dtype)], 1
+        before, after, start = [jnp.zeros((1,), entries.dtype)], [jnp.zeros((1,), entries.dtype)], 1
         for size in tree.level_sizes[1:]:
-            groups = tree.by_parent(entries[start : start + size])
-            before = jnp.concatenate([jnp.zeros_like(groups[:, :1]), jnp.cumsum(groups, axis=-1)[:, :-1]], axis=-1)
-            out.append(before.reshape(-1)[:size])
+            groups = jnp.asarray(tree.by_parent(entries[start : start + size]))
+            zero = jnp.zeros_like(groups[:, :1])
+            left = jnp.concatenate([zero, jnp.cumsum(groups, axis=-1)[:, :-1]], axis=-1)
+            right = jnp.concatenate([jnp.cumsum(groups[:, ::-1], axis=-1)[:, ::-1][:, 1:], zero], axis=-1)
+            before.append(left.reshape(-1)[:size])
+            after.append(right.reshape(-1)[:size])
             start += size
-        return jnp.concatenate(out)
+        return jnp.concatenate(before), jnp.concatenate(after)
     order, is_first = tree.sibling_order
 
     def add(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
 
-    _, running = jax.lax.associative_scan(add, (jnp.asarray(is_first), entries[order]))
-    before = jnp.where(is_first, 0.0, jnp.concatenate([jnp.zeros((1,), entries.dtype), running[:-1]]))
-    return jnp.zeros_like(entries).at[order].set(before)
+    zero, by_parent = jnp.zeros((1,), entries.dtype), entries[order]
+    is_last = np.append(is_first[1:], True)
+    _, running = jax.lax.associative_scan(add, (jnp.asarray(is_first), by_parent))
+    before = jnp.where(is_first, 0.0, jnp.concatenate([zero, running[:-1]]))
+    _, running = jax.lax.associative_scan(add, (jnp.asarray(is_last[::-1].copy()), by_parent[::-1]))
+    after = jnp.where(is_last, 0.0, jnp.concatenate([running[::-1][1:], zero]))
+    return jnp.zeros_like(entries).at[order].set(before), jnp.zeros_like(entries).at[order].set(after)
 
 
 class Climb(NamedTuple):
@@ -224,8 +245,15 @@ class Climb(NamedTuple):
     share: jax.Array
     final: jax.Array
     before: jax.Array
+    after: jax.Array
     share_before: jax.Array
-    around: jax.Array
+    share_after: jax.Array
+
+
+def _between(before: jax.Array, after: jax.Array, u: jax.Array, w: jax.Array, at_u: jax.Array, at_w: jax.Array) -> jax.Array:
+    """The sum over the siblings strictly between u and w, from the side on which less has to be taken away again."""
+    by_left, by_right = before[w] - before[u] - at_u, after[u] - after[w] - at_w
+    return jnp.maximum(jnp.where(before[w] <= after[u], by_left, by_right), 0.0)
 
 
 class End(NamedTuple):
@@ -250,20 +278,17 @@ def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int)
 
     def up(end: End, is_left: bool) -> End:
         node, weight, gathered = end
-        v, g, before = climb.variance[node], climb.share[node], climb.before[node]
-        after = jnp.maximum(climb.around[node] - before - v, 0.0)
-        share_before = climb.share_before[node]
-        share_after = jnp.maximum(1.0 - share_before - g, 0.0)
-        a = g * weight + (share_after if is_left else share_before)
+        v, g, before, after = climb.variance[node], climb.share[node], climb.before[node], climb.after[node]
+        a = g * weight + (climb.share_after if is_left else climb.share_before)[node]
         inside, outside = (after, before) if is_left else (before, after)
         return End(climb.parent[node], a, gathered + v * (weight - a) ** 2 + inside * (1.0 - a) ** 2 + outside * a**2)
 
     def meet(left: End, right: End) -> jax.Array:
         v, w = climb.variance[left.node], climb.variance[right.node]
-        between = jnp.maximum(climb.before[right.node] - climb.before[left.node] - v, 0.0)
-        outside = jnp.maximum(climb.around[left.node] - between - v - w, 0.0)
         g, h = climb.share[left.node], climb.share[right.node]
-        shared = jnp.maximum(climb.share_before[right.node] - climb.share_before[left.node] - g, 0.0)
+        between = _between(climb.before, climb.after, left.node, right.node, v, w)
+        outside = climb.before[left.node] + climb.after[right.node]
+        shared = _between(climb.share_before, climb.share_after, left.node, right.node, g, h)
         a = g * left.weight + h * right.weight + shared
         return (
             left.gathered

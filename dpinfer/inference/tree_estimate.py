@@ -58,7 +58,12 @@ class TreeEstimate(LinearEstimate):
     def _answer(self, workload: Queries) -> Answers:
         ranges = workload.as_ranges()
         if ranges is not None and self.tree.is_contiguous:
-            return self._answer_ranges(*ranges)
+            answers = self._answer_ranges(*ranges)
+            if not _checks.is_concrete(answers):
+                return answers
+            # Running totals lose digits in 32 bit; outside jit they are formed in 64 bit on the host.
+            values = workload @ np.asarray(self.cells, dtype=np.float64)
+            return Answers(jnp.asarray(values, answers.values.dtype), answers.stddev)
         structure = _structure(self.tree)
         blocks = row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes))
         pieces = [_answer_rows(self, structure, jnp.asarray(rows, self.shares.dtype)) for rows in blocks]
@@ -115,16 +120,18 @@ def _prepare_ranges(estimate: TreeEstimate, structure: _Structure) -> tuple[pass
     variance, share = jnp.asarray(estimate.up_variances), jnp.asarray(estimate.shares)
     parent = jnp.maximum(jnp.asarray(structure.parent), 0)  # nobody climbs past the root
     parent = jnp.where(parent < variance.size, parent, 0)
-    around = jax.ops.segment_sum(variance.at[0].set(0.0), parent, num_segments=variance.size)[parent]
+    before, after = passes.sibling_sums(estimate.tree, variance)
+    share_before, share_after = passes.sibling_sums(estimate.tree, share)
     climb = passes.Climb(
         parent=parent,
         depth=jnp.asarray(structure.depth),
         variance=variance,
         share=share,
         final=jnp.asarray(estimate.node_variances),
-        before=passes.sibling_sums(estimate.tree, variance),
-        share_before=passes.sibling_sums(estimate.tree, share),
-        around=around,
+        before=before,
+        after=after,
+        share_before=share_before,
+        share_after=share_after,
     )
     cells = jnp.asarray(estimate.cells)
     return climb, jnp.concatenate([jnp.zeros((1,), cells.dtype), jnp.cumsum(cells)])

@@ -13,6 +13,7 @@ budget, the ledger) and happens before the cells are read. Noise is drawn before
 
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from dpinfer.noise import exact
 from dpinfer.privacy import Ledger, largest_change
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array, namespace
-from dpinfer.release import Release
+from dpinfer.release import Release, check_domain
 
 _BUDGETS = ("epsilon", "rho", "level_epsilons", "level_rhos")
 
@@ -75,17 +76,29 @@ def measure(
     order, unit = (1, "epsilon") if kind.endswith(("epsilon", "epsilons")) else (2, "rho")
     _checks.relation(neighbors)
     if not isinstance(strategy, Queries):
-        raise ValueError(f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}.")
+        raise ValueError(
+            f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}; a matrix goes into queries.Dense."
+        )
     if not strategy.is_integer:
-        raise ValueError("strategy must have integer entries to be released exactly; put weights into row_weights.")
+        raise ValueError(
+            "strategy must have entries of an integer dtype to be released exactly: convert whole numbers by .astype(int), put "
+            "weights into row_weights."
+        )
     if strategy._largest_row() >= 2**31:
         raise ValueError("strategy must have rows whose absolute entries sum to less than 2**31.")
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise ValueError(f"ledger must be a dpinfer.Ledger, got {type(ledger).__name__}.")
+    check_domain(domain, strategy)
     private = _host_integers(cells, strategy.shape[1])
     if kind.startswith("level"):
+        if not hasattr(value, "__len__"):
+            raise ValueError(f"{kind} must be a list with one entry for each level, got {value!r}.")
         budgets = [_checks.budget(f"{kind}[{i}]", x, zero=True) for i, x in enumerate(value)]
+        asked = sum(budgets, Fraction(0))
         spreads, rows = _level_spreads(strategy, budgets, kind, order, neighbors)
     else:
-        spreads, rows = _row_spreads(strategy, _checks.budget(kind, value), row_weights, order, neighbors)
+        asked = _checks.budget(kind, value)
+        spreads, rows = _row_spreads(strategy, asked, row_weights, order, neighbors)
     if kind.startswith("level") and row_weights is not None:
         raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
 
@@ -93,9 +106,13 @@ def measure(
     limit = exact.MAX_SCALE**order / 4
     if max(measured) >= limit:
         raise ValueError(f"{kind} is too small: the noise would exceed what 64-bit counts can hold. Got {value!r}.")
+    if order == 2 and min(measured) < exact.MIN_VARIANCE:
+        raise ValueError(f"{kind} is too large: the noise would vanish. Got {value!r}.")
     # Laplace: loss = sum |change| / scale. Gaussian: loss = sum change^2 / (2 variance). A row not measured loses nothing.
     losses = [Fraction(0) if s is None else 1 / (order * s) for s in spreads]
     spend = largest_change(strategy, losses, rows, order, neighbors)
+    if spend > asked:
+        raise RuntimeError(f"The scales would spend {spend}, more than was asked for. Please report this; nothing was released.")
     if ledger is not None:
         ledger.charge(spend, unit=unit, neighbors=neighbors)
 
@@ -156,10 +173,13 @@ def simulate(
     if noise not in allowed:
         raise ValueError(f"noise must be {' or '.join(map(repr, allowed))} under {kind}, got {noise!r}.")
     if not isinstance(strategy, Queries):
-        raise ValueError(f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}.")
+        raise ValueError(
+            f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}; a matrix goes into queries.Dense."
+        )
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
         raise ValueError("key must be one typed key: jax.random.key(seed), or one of jax.random.split(key, num) under vmap.")
-    truth = jnp.asarray(cells)
+    # Host integers go through 64-bit floats: as 32-bit integers they would wrap where x64 is off.
+    truth = jnp.asarray(cells if isinstance(cells, jax.Array) else np.asarray(cells) * 1.0)
     truth = truth if jnp.issubdtype(truth.dtype, jnp.floating) else truth.astype(float)
     answers = jnp.asarray(strategy @ truth)
     scale = _float_scale(strategy, kind, value, row_weights, order, neighbors).astype(answers.dtype)
@@ -191,6 +211,10 @@ def _host_integers(cells: Any, size: int) -> np.ndarray:
     """Private cells as int64, checked by dtype and public size alone; unsigned counts beyond int64 saturate."""
     if isinstance(cells, Tracer):
         raise ValueError("measure runs on the host, not under jit, vmap or grad; simulate does.")
+    if isinstance(cells, (list, tuple)) and all(isinstance(x, Integral) and not isinstance(x, (bool, np.bool_)) for x in cells):
+        # Without this, integers beyond 64 bit would choose another dtype for the whole list.
+        limits = np.iinfo(np.int64)
+        cells = np.array([min(max(int(x), limits.min), limits.max) for x in cells], dtype=np.int64)
     array = np.asarray(cells)
     if array.dtype.kind not in "iu":
         raise ValueError(f"cells must have an integer dtype to be measured exactly, got {array.dtype}. Round them first.")
@@ -249,6 +273,8 @@ def _float_scale(strategy: Queries, kind: str, value: Any, row_weights: Any, ord
         if row_weights is not None:
             raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
         sensitivities = np.array(strategy.level_sensitivities(order, neighbors), dtype=float)
+        if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
+            raise ValueError(f"{kind} must be a list with one entry for each level, got {value!r}.")
         budgets = value if isinstance(value, jax.Array) else [value[i] for i in range(len(value))]
         if _checks.is_concrete(budgets):
             for i, x in enumerate(np.asarray(budgets).tolist() if isinstance(budgets, jax.Array) else budgets):

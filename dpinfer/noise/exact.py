@@ -26,6 +26,8 @@ _CHUNK = 1 << 16
 _SLACK = 2.0**-47
 # Beyond this scale float intervals stop deciding and 64-bit counts lose their meaning.
 MAX_SCALE = Fraction(2**40)
+# Below this variance a discrete Gaussian is 0 but for one draw in exp(2^99).
+MIN_VARIANCE = Fraction(1, 2**100)
 
 Words = Callable[[int], np.ndarray]
 
@@ -75,11 +77,11 @@ def discrete_gaussian(
 
     Rejection from a discrete Laplace of scale t = floor(sigma) + 1, accepted with probability
     exp(-(|k| - variance/t)^2 / (2 variance)) (Canonne, Kamath and Steinke 2020, Algorithm 3). Exact. ``variances`` are the
-    law's parameters sigma^2, positive fractions below (2^40 - 1)^2; the rest is as in :func:`discrete_laplace`.
+    law's parameters sigma^2, fractions from 2^-100 to (2^40 - 1)^2; the rest is as in :func:`discrete_laplace`.
     """
     for variance in variances:
-        if not 0 < variance < (MAX_SCALE - 1) ** 2:
-            raise ValueError(f"variances must be in (0, (2**40 - 1)**2), got {float(variance)}.")
+        if not MIN_VARIANCE <= variance < (MAX_SCALE - 1) ** 2:
+            raise ValueError(f"variances must be in [2**-100, (2**40 - 1)**2), got {float(variance)}.")
     proposals = [Fraction(_integer_root(variance) + 1) for variance in variances]
     float_proposals = np.array([float(t) for t in proposals])
     float_variances = np.array([float(v) for v in variances])

@@ -73,7 +73,7 @@ class Queries(abc.ABC):
         if levels is None:
             raise ValueError(f"{self!r} has no levels to budget; only trees and VStack have. Give one epsilon or rho instead.")
         return [
-            np.asarray(self.largest_change((levels == level).astype(np.int64), order, neighbors)).item()
+            np.asarray(self.largest_change((levels == level).astype(self.exact_dtype(1, order)), order, neighbors)).item()
             for level in range(levels.max() + 1)
         ]
 
@@ -133,7 +133,7 @@ class Queries(abc.ABC):
 
     def exact_dtype(self, largest_weight: int, order: int) -> type:
         """The dtype of weights up to ``largest_weight`` with which :meth:`largest_change` cannot wrap: int64, or object."""
-        return np.int64 if largest_weight * self._largest_sum(order) < 2**62 else object
+        return np.int64 if largest_weight * max(1, self._largest_sum(order)) < 2**62 else object
 
     def _largest_sum(self, order: int) -> int:
         """An upper bound of all sums over rows that :meth:`largest_change` forms with weights of 1."""

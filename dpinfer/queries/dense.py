@@ -6,24 +6,27 @@ import jax
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._pytree import any_array, leaf, pytree
+from dpinfer._pytree import any_array, leaf, pytree, read_only
 from dpinfer.queries.base import Array, Queries, namespace
 
 
 @final
 @pytree
 class Dense(Queries):
-    """A matrix of queries written out, [m, n]; row i is query i. Integer matrices stay exact (int64); floats are leaves."""
+    """A matrix of queries written out, [m, n]; row i is query i. Integer matrices are kept as exact host int64."""
 
     matrix: Array = leaf(converter=any_array)
 
     def __post_init__(self) -> None:
         matrix = self.matrix
-        if not isinstance(matrix, jax.Array):
-            matrix = np.array(matrix)
-            if matrix.dtype.kind in "bi" or (matrix.dtype.kind == "u" and matrix.dtype.itemsize < 8):
-                matrix = matrix.astype(np.int64)
-            matrix.flags.writeable = False
+        if _checks.is_concrete(matrix) and np.asarray(matrix).dtype.kind in "biu":
+            # Host int64, whatever came: a narrow dtype would wrap where sensitivities square and add its entries.
+            exact = np.asarray(matrix)
+            if exact.dtype.kind == "u" and exact.size and int(exact.max()) > np.iinfo(np.int64).max:
+                raise ValueError(f"matrix must fit 64-bit signed integers, got {exact.max()}.")
+            matrix = read_only(exact)
+        elif not isinstance(matrix, jax.Array):
+            matrix = read_only(matrix, np.asarray(matrix).dtype)
         if matrix.ndim != 2 or matrix.shape[1] == 0:
             raise ValueError(f"matrix must have shape [m, n] with n at least 1, got {list(matrix.shape)}.")
         _checks.finite("matrix", matrix)
@@ -75,5 +78,7 @@ def as_queries(name: str, value: Any) -> Queries:
         return value
     if isinstance(value, (list, tuple, np.ndarray, jax.Array)):
         array = value if isinstance(value, jax.Array) else np.asarray(value)
+        if array.ndim not in (1, 2) or array.shape[-1] == 0 or array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be a matrix [m, n] of numbers, got shape {list(array.shape)}, dtype {array.dtype}.")
         return Dense(array[None, :] if array.ndim == 1 else array)
     raise ValueError(f"{name} must be queries (dpinfer.queries) or a matrix [m, n], got {type(value).__name__}.")

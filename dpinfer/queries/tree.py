@@ -100,8 +100,10 @@ class Tree(Queries):
             return [1] * len(sizes)
         # A record that moves leaves one node of a level and enters another. Where a level has one node only, it can still
         # enter it from a leaf that lies higher up.
-        start, stop = self.spans
-        all_below = {int(d) for d in self.depths[(stop - start == self.shape[1])]} if self.is_contiguous else {0}
+        n = self.shape[1]
+        holds_all = np.asarray(self._forward(np.ones(n, dtype=np.int64))) == n
+        depths = self.depths if self.root_measured else self.depths[1:]
+        all_below = {0, *depths[holds_all].tolist()}
         first = 0 if self.root_measured else 1
         return [2 if size > 1 else 0 if depth in all_below else 1 for depth, size in enumerate(sizes, first)]
 

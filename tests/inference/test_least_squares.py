@@ -51,6 +51,14 @@ def test_what_is_determined_is_answered_and_what_is_not_is_named():
     np.testing.assert_allclose(inside, [np.sqrt(5), np.inf])
 
 
+def test_determined_answers_survive_very_different_noise():
+    strategy = VStack([Identity(4), Total(4)])
+    result = dp.least_squares(dp.Measurement(strategy, [1.0, 2.0, 3.0, 4.0, 10.0], "gaussian", [1, 1, 1, 1, 1e-5]))
+    np.testing.assert_allclose(result.answer(Identity(4)).stddev, np.sqrt(0.75), rtol=1e-6)
+    tiny = dp.least_squares(dp.Measurement(Prefix(10), np.arange(10), "gaussian", 1e-100))
+    np.testing.assert_allclose(tiny.answer(Total(10)).stddev, 1e-100, rtol=1e-9)
+
+
 def test_derivatives_of_the_dense_solution():
     rng = np.random.default_rng(1)
     strategy = VStack([Identity(4), Total(4)])  # its singular values repeat

@@ -198,8 +198,21 @@ def test_public_exact_counts_are_kept():
     assert float(result.answer(Total(4)).stddev[0]) == 0.0
     all_exact = estimate(tree, [14, 2, 12, 2, 0, 10, 2], 0.0)
     np.testing.assert_array_equal(all_exact.cells, [2, 0, 10, 2])
+    with pytest.raises(ValueError, match="exact counts .* contradict"):
+        estimate(Tree.from_parents([-1, 0, 0]), [5, 1, 1], 0.0)
     with pytest.raises(ValueError, match="exact counts .* contradict each other: row . says"):
         estimate(tree, [15, 2, 12, 2, 0, 10, 2], [0, 0, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("ratio", [1e4, 1e9])
+def test_siblings_of_very_different_noise_keep_their_digits(ratio):
+    # Three cells, their sum measured, one cell hardly: its variance is that of the sum less the other two, 3.
+    spread = np.array([1, ratio, 1, 1])
+    expected = np.sqrt([3, 2, 1, 1, 2, 1])
+    for tree in (Tree.complete(3, 3, root=True), Tree.from_parents([-1, 0, 0, 0])):
+        result = estimate(tree, [10, 5, 2, 3], spread**2)
+        np.testing.assert_allclose(result.answer(AllRange(3)).stddev, expected, rtol=3 / ratio**2 + 1e-14)
+        np.testing.assert_allclose(result.answer(AllRange(3).dense()).stddev, expected, rtol=3 / ratio**2 + 1e-7)
 
 
 def test_what_is_not_determined_is_named():
@@ -235,7 +248,7 @@ def test_transforms(tree):
 
     compiled = jax.jit(loss)
     loop = jnp.stack([compiled(v, spread) for v in values])
-    assert loss(values[0], spread) == pytest.approx(loop[0], rel=1e-13)
+    assert float(loss(values[0], spread)) == pytest.approx(float(loop[0]), rel=1e-13)
     np.testing.assert_allclose(jax.jit(jax.vmap(loss, (0, None)))(values, spread), loop, rtol=1e-12)
     step, point = 1e-6, (values[0], spread)
     direction = (jnp.asarray(rng.normal(size=m)), jnp.asarray(rng.normal(size=m)))

@@ -241,7 +241,7 @@ def test_budgets_that_are_none(epsilon):
         ({"cells": np.array([1, 2, 3, None])}, "cells must have an integer dtype"),
         ({"cells": np.zeros(4, dtype=bool)}, "cells must have an integer dtype"),
         ({"cells": np.zeros(5, dtype=int)}, "one entry for each of the strategy's 4 cells"),
-        ({"strategy": Dense(np.ones((2, 4)))}, "strategy must have integer entries"),
+        ({"strategy": Dense(np.ones((2, 4)))}, "strategy must have entries of an integer dtype"),
         ({"strategy": Dense([[2**40, 0, 0, 1]])}, "sum to less than 2"),
         ({"neighbors": "both"}, "neighbors must be one of"),
         ({"level_epsilons": [1], "epsilon": None}, "level_epsilons must have 2 entries, one for each level"),
@@ -262,6 +262,48 @@ def test_bad_arguments_are_named(arguments, message):
         arguments.pop("epsilon")
     with pytest.raises(ValueError, match=message):
         dp.measure(arguments.pop("cells"), arguments.pop("strategy"), **arguments)
+
+
+def test_what_is_wrong_is_found_before_the_ledger_is_charged():
+    ledger = dp.Ledger(epsilon=1)
+    for arguments in (
+        {"domain": dp.Domain({"x": dp.Axis.integers(0, 3)})},
+        {"cells": np.zeros(3, dtype=int)},
+        {"row_weights": [1]},
+    ):
+        call: dict[str, Any] = {"cells": np.zeros(4, dtype=int), "strategy": Identity(4), "epsilon": 1, "ledger": ledger}
+        call |= arguments
+        with pytest.raises(ValueError, match="domain|cells|row_weights"):
+            dp.measure(call.pop("cells"), call.pop("strategy"), **call)
+    with pytest.raises(ValueError, match="rho is too large: the noise would vanish"):
+        dp.measure(np.zeros(2, dtype=int), Identity(2), rho=10**330)
+    assert ledger.spent == 0
+
+
+def test_narrow_and_unsigned_matrices_have_their_true_sensitivity():
+    cells = np.array([5, 3])
+    for dtype in (np.int8, np.uint8, np.int32, np.uint64):
+        for make in (np.array, jnp.array):
+            matrix = make([[100, 0]], dtype=dtype)
+            assert float(dp.measure(cells, Dense(matrix), rho=1).scale) == pytest.approx(100 / 2**0.5)
+            assert float(dp.measure(cells, Dense(matrix), epsilon=1, neighbors="replace_one").scale) == 100
+            assert float(dp.measure(cells, VStack([Dense(matrix)]), epsilon=1).scale) == 100
+    big = 2**31 - 1
+    stack = VStack([Dense(np.full((5, 1), big)), Total(1)])
+    release = dp.measure(np.array([5]), stack, level_rhos=[1, 1])
+    assert release.rho == 2
+    assert float(release.scale[0]) == pytest.approx(big * math.sqrt(2.5))
+    with pytest.raises(ValueError, match="matrix must fit 64-bit signed integers"):
+        Dense(np.array([[2**64 - 1]], dtype=np.uint64))
+
+
+def test_a_list_of_any_integers_saturates_like_an_array():
+    top = np.iinfo(np.int64).max
+    for cells in ([2**64, 1], [2**63, -1], (10**30, np.int8(3))):
+        assert dp.measure(cells, Identity(2), epsilon=1).values[0] > top - 1000
+    for cells in ([1.0, 2], ["1", 2]):
+        with pytest.raises(ValueError, match="cells must have an integer dtype"):
+            dp.measure(cells, Identity(2), epsilon=1)
 
 
 def test_errors_and_releases_show_nothing_of_the_cells():

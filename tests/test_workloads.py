@@ -1,0 +1,56 @@
+"""Sums by the names that a domain gives its cells."""
+
+import numpy as np
+import pytest
+
+from dpinfer import Axis, Domain
+from dpinfer.queries import Dense, Ranges
+from dpinfer.workloads import along_axis, named_ranges
+
+DAY = Domain({"when": Axis.times("2013-01-01", "2013-01-03", "6h", null="other")})
+TABLE = Domain({"age": Axis.integers(10, 14), "sex": Axis.integers(0, 2), "late": Axis.integers(0, 3, above="other")})
+
+
+def test_ranges_of_one_axis():
+    names, queries = named_ranges(
+        DAY, ["first=2013-01-01..2013-01-02", "noon=2013-01-02T12:00..", "all=..", "none=2013-01-02..2013-01-02"]
+    )
+    assert names == ["first", "noon", "all", "none"]
+    assert isinstance(queries, Ranges)
+    expected = [[1] * 4 + [0] * 5, [0] * 6 + [1, 1, 0], [1] * 8 + [0], [0] * 9]
+    np.testing.assert_array_equal(queries.dense(), expected)
+
+
+def test_sums_over_several_axes_by_counting_cells():
+    names, queries = named_ranges(TABLE, ["old=age:12..", "boys=sex:1..2,late:0..1", "first=age:10..11"])
+    assert names == ["old", "boys", "first"]
+    assert isinstance(queries, Dense)
+    age, sex, late = np.indices(TABLE.shape).reshape(3, -1)
+    np.testing.assert_array_equal(queries.dense(), [age >= 2, (sex == 1) & (late == 0), age == 0])
+    assert isinstance(named_ranges(TABLE, ["old=age:12.."])[1], Ranges)
+
+
+def test_along_an_axis():
+    names, queries = along_axis(TABLE, "late", 2, ["all=age:.."])
+    late = np.indices(TABLE.shape).reshape(3, -1)[2]
+    assert names == ["0", "2", "all"]
+    np.testing.assert_array_equal(queries.dense(), [late < 2, late >= 2, late >= 0])
+    assert along_axis(DAY, "when", 1)[0][-1] == "other"
+
+
+@pytest.mark.parametrize(
+    ("domain", "text", "message"),
+    [
+        (DAY, "2013-01-01..2013-01-02", "must be written 'NAME=FROM..TO'"),
+        (DAY, "x=2013-01-01", "must be FROM..TO"),
+        (DAY, "x=2013-01-01T01:00..", "in steps of"),
+        (DAY, "x=..2014-01-01", "must be from 2013-01-01"),
+        (DAY, "x=soon..", "must be a naive local time"),
+        (DAY, "x=2013-01-02..2013-01-01", "ends before it begins"),
+        (TABLE, "x=10..12", "must begin with one of the axes age, sex, late and a colon"),
+        (TABLE, "x=age:ten..12", "must be an integer from 10 to 14"),
+    ],
+)
+def test_what_cannot_be_read_is_named(domain, text, message):
+    with pytest.raises(ValueError, match=message):
+        named_ranges(domain, [text])
