@@ -10,7 +10,8 @@ from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.estimate import LinearEstimate, row_blocks
-from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_parent_tree
+from dpinfer.inference.tree import RaggedLevels
+from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_deep, solve_shallow
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Identity, Queries
 from dpinfer.queries.base import Array
@@ -21,6 +22,10 @@ from dpinfer.release import Release, as_measurement
 # m n min(m, n) of the largest matrix that is factorised densely: some ten seconds and a gigabyte.
 _MAX_DENSE_WORK = 2**34
 _ROW_ENTRIES = 1 << 24
+# Large trees of few levels are compiled level by level, which runs faster; all others in a loop over blocks of nodes, which
+# compiles in a second whatever the depth.
+_MAX_UNROLLED_LEVELS = 40
+_MIN_UNROLLED_NODES = 2**16
 
 
 def least_squares(measurement: Measurement | Release) -> LinearEstimate:
@@ -50,14 +55,21 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
         case CompleteTree() as tree:
             return _checked(solve_complete(tree, values, stddev), measurement)
         case ParentTree() as tree:
-            order = jnp.asarray(tree.order)
-            by_position = stddev[order] if stddev.ndim else jnp.broadcast_to(stddev, order.shape)
-            num_children = jnp.asarray(tree.num_children[tree.order])
-            return _checked(solve_parent_tree(tree, tree.blocks, num_children, values[order], by_position), measurement)
+            return _checked(_solve_parent_tree(tree, values, stddev), measurement)
         case Identity(n):
             return _checked(solve_complete(CompleteTree(n, max(n, 2)), values, stddev), measurement)
         case queries:
             return _solve_dense(queries, values, stddev)
+
+
+def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+    stddev = jnp.broadcast_to(stddev, values.shape)
+    if not tree.is_level_order:
+        order = jnp.asarray(tree.order)
+        values, stddev = values[order], stddev[order]
+    if len(tree.level_sizes) <= _MAX_UNROLLED_LEVELS and tree.num_nodes >= _MIN_UNROLLED_NODES:
+        return solve_shallow(tree, RaggedLevels(*tree.links), values, stddev)
+    return solve_deep(tree, tree.blocks, jnp.asarray(tree.num_children[tree.order]), values, stddev)
 
 
 def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:

@@ -19,6 +19,7 @@ One child of infinite V is determined by its parent and its siblings: it takes t
 with T = 0, all exact, take equal parts of a correction that is zero if the exact counts agree.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpinfer._pytree import pytree, static
+from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, ParentTree
 from dpinfer.queries.tree import CompleteTree
 
@@ -86,75 +89,132 @@ def _settle(variance: jax.Array, others: jax.Array, is_open: jax.Array, total: j
     return jnp.where(num_open > 0, variance, variance * (others / jnp.where(total > 0, total, 1.0))) + alone
 
 
-# Complete trees: one array a level, all levels at once. An array of length 1 stands for a level of equal entries.
+# Level by level: one array a level, the root's first. An array of length 1 may stand for a level of equal entries.
 
 
-def complete_gains(tree: CompleteTree, stddev: jax.Array) -> list[Gains]:
-    """Gains of each level, the root's first. ``stddev`` is a scalar or one a row."""
-    s = node_variances(stddev)
-    sizes, uniform = tree.level_sizes, s.ndim == 0
-    if uniform:
-        levels = [s.reshape(1) if tree.is_full else jnp.broadcast_to(s, (size,)) for size in tree.measured_sizes]
-    else:
-        levels = [jnp.asarray(level) for level in tree.split(s)]
-    if not tree.root:
-        levels = [jnp.full((1,), jnp.inf, s.dtype), *levels]
+@pytree
+class CompleteLevels:
+    """How the levels of a complete tree hang together: by reshaping."""
 
-    def sum_children(entries: jax.Array, size: int) -> jax.Array:
-        equal = entries.shape[0] == 1 and size > 1
-        return entries * tree.branching if equal else jnp.asarray(tree.sum_children(entries))
+    tree: CompleteTree = static()
 
-    def hand_down(entries: jax.Array, like: jax.Array) -> jax.Array:
-        return entries if like.shape[0] == 1 else jnp.asarray(tree.to_children(entries, like.shape[0]))
+    def sum_children(self, entries: jax.Array, depth: int) -> jax.Array:
+        """From the level at ``depth``, each parent's sum over its children."""
+        if entries.shape[0] == 1 and self.tree.level_sizes[depth] > 1:
+            return entries * self.tree.branching
+        return jnp.asarray(self.tree.sum_children(entries))
 
-    zero = jnp.zeros((1,), s.dtype)
-    up = [(*_combine(levels[-1], zero, zero, jnp.array(True)), zero, zero)]
-    for depth in range(len(sizes) - 2, -1, -1):
+    def hand_down(self, entries: jax.Array, depth: int) -> jax.Array:
+        """To the level at ``depth``, each parent's entry for each of its children."""
+        size = self.tree.level_sizes[depth]
+        return entries if entries.shape[0] == 1 else jnp.asarray(self.tree.to_children(entries, size))
+
+    def is_leaf(self, depth: int) -> jax.Array:
+        return jnp.array(depth == len(self.tree.level_sizes) - 1)
+
+    def num_siblings(self, depth: int) -> Array:
+        """How many children the parent of each node at ``depth`` has."""
+        above, size = self.tree.level_sizes[depth - 1 : depth + 1]
+        if self.tree.is_full:
+            return np.array([self.tree.branching])
+        num = np.full(above, self.tree.branching)
+        num[-1] = size - self.tree.branching * (above - 1)
+        return self.tree.to_children(num, size)
+
+    def correct(self, up: jax.Array, share: jax.Array, correction: jax.Array, depth: int) -> jax.Array:
+        """Up + share * correction of the parent."""
+        if share.shape[0] == 1:  # equal shares of a full level: added group by group, the form that compiles best
+            return (up.reshape(correction.shape[0], -1) + (share * correction)[:, None]).reshape(-1)
+        return up + share * jnp.asarray(self.tree.to_children(correction, up.shape[0]))
+
+
+@pytree
+class RaggedLevels:
+    """How the levels of any tree hang together: by the parents' places, level by level.
+
+    Attributes:
+        parents: for each level below the root's, the parent's place within the level above.
+        num_children: for each level, the children of each node.
+    """
+
+    parents: Sequence[Array]
+    num_children: Sequence[Array]
+
+    def sum_children(self, entries: jax.Array, depth: int) -> jax.Array:
+        size = self.num_children[depth - 1].shape[0]
+        return jax.ops.segment_sum(entries, jnp.asarray(self.parents[depth - 1]), num_segments=size)
+
+    def hand_down(self, entries: jax.Array, depth: int) -> jax.Array:
+        return entries[jnp.asarray(self.parents[depth - 1])]
+
+    def is_leaf(self, depth: int) -> jax.Array:
+        return jnp.asarray(self.num_children[depth]) == 0
+
+    def num_siblings(self, depth: int) -> Array:
+        return jnp.asarray(self.num_children[depth - 1])[jnp.asarray(self.parents[depth - 1])]
+
+    def correct(self, up: jax.Array, share: jax.Array, correction: jax.Array, depth: int) -> jax.Array:
+        return up + share * self.hand_down(correction, depth)
+
+
+def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.Array]) -> list[Gains]:
+    """Gains of each level from the variances of its nodes (infinite: not measured), the root's level first."""
+    zero = jnp.zeros((1,), variances[0].dtype)
+    last = len(variances) - 1
+    up = [(*_combine(variances[-1], zero, zero, jnp.array(True)), zero, zero)]
+    for depth in range(last, 0, -1):
         _, _, variance, is_open, _, _ = up[0]
-        total = sum_children(variance, sizes[depth + 1])
-        num_open = sum_children(is_open.astype(s.dtype), sizes[depth + 1])
-        up.insert(0, (*_combine(levels[depth], total, num_open, jnp.array(False)), total, num_open))
+        total = levels.sum_children(variance, depth)
+        num_open = levels.sum_children(is_open.astype(variance.dtype), depth)
+        up.insert(0, (*_combine(variances[depth - 1], total, num_open, levels.is_leaf(depth - 1)), total, num_open))
 
     own, children, variance, is_open, _, num_open = up[0]
     root = jnp.where(is_open, jnp.inf, variance)
     gains = [Gains(own, children, variance, jnp.ones_like(variance), root, is_open | (num_open > 1))]
-    for depth in range(1, len(sizes)):
+    for depth in range(1, last + 1):
         *_, parent_total, parent_open = up[depth - 1]
         own, children, variance, is_open, _, num_open = up[depth]
-        total, count = hand_down(parent_total, variance), hand_down(parent_open, variance)
-        num = np.full(sizes[depth - 1], tree.branching)
-        num[-1] = sizes[depth] - tree.branching * (sizes[depth - 1] - 1)
-        num = num[:1] if variance.shape[0] == 1 else tree.to_children(num, sizes[depth])
-        share = _share(variance, is_open, total, count, jnp.asarray(num, s.dtype))
-        above = hand_down(gains[-1].variances, variance)
+        total, count = levels.hand_down(parent_total, depth), levels.hand_down(parent_open, depth)
+        share = _share(variance, is_open, total, count, jnp.asarray(levels.num_siblings(depth), variance.dtype))
         dominates = _dominates(variance, total)
-        rest = hand_down(sum_children(jnp.where(dominates, 0.0, variance), sizes[depth]), variance)
+        rest = levels.hand_down(levels.sum_children(jnp.where(dominates, 0.0, variance), depth), depth)
         others = jnp.where(dominates, rest, total - variance)
+        above = levels.hand_down(gains[-1].variances, depth)
         final = _settle(variance, others, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
         gains.append(Gains(own, children, variance, share, final, num_open > 1))
     return gains
 
 
-def complete_values(tree: CompleteTree, values: jax.Array, gains: list[Gains]) -> list[jax.Array]:
-    """The estimate of each level, the root's first."""
-    own = tree.split(values)
-    if not tree.root:
-        own = [jnp.zeros((1,), values.dtype), *own]
-    up, sums = [gains[-1].own * own[-1]], []
-    for depth in range(len(own) - 2, -1, -1):
-        sums.insert(0, tree.sum_children(up[0]))
-        up.insert(0, gains[depth].own * own[depth] + gains[depth].children * sums[0])
+def level_values(levels: CompleteLevels | RaggedLevels, values: Sequence[jax.Array], gains: list[Gains]) -> list[jax.Array]:
+    """The estimate of each level from the values of its nodes, the root's level first."""
+    up, sums = [gains[-1].own * values[-1]], []
+    for depth in range(len(values) - 1, 0, -1):
+        sums.insert(0, levels.sum_children(up[0], depth))
+        up.insert(0, gains[depth - 1].own * values[depth - 1] + gains[depth - 1].children * sums[0])
     final = [up[0]]
-    for depth in range(1, len(own)):
-        correction = tree.to_children(final[-1] - sums[depth - 1], up[depth].shape[0])
-        final.append(up[depth] + gains[depth].shares * correction)
+    for depth in range(1, len(values)):
+        final.append(levels.correct(up[depth], gains[depth].shares, final[-1] - sums[depth - 1], depth))
     return final
 
 
-# Any tree: blocks of nodes of one level, in a compiled loop whose size does not depend on the depth.
+def complete_levels(tree: CompleteTree, values: jax.Array, stddev: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Variances and values by level of a complete tree, an unmeasured root as infinity; ``stddev`` a scalar or one a row."""
+    s = node_variances(stddev)
+    if s.ndim == 0:
+        variances = [s.reshape(1) if tree.is_full else jnp.broadcast_to(s, (size,)) for size in tree.measured_sizes]
+    else:
+        variances = [jnp.asarray(level) for level in tree.split(s)]
+    own = [jnp.asarray(level) for level in tree.split(values)]
+    if not tree.root:
+        variances = [jnp.full((1,), jnp.inf, s.dtype), *variances]
+        own = [jnp.zeros((1,), values.dtype), *own]
+    return variances, own
 
 
-def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> Gains:
+# Deep trees: blocks of nodes of one level, in a compiled loop whose size does not depend on the depth.
+
+
+def deep_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> Gains:
     """Gains of every node by position; ``s`` and ``num_children`` by position."""
     size, is_leaf = s.shape[0], num_children == 0
     leaf_block, s_block = blocks.pad(is_leaf), blocks.pad(s)
@@ -186,7 +246,7 @@ def parent_tree_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> 
     return Gains(own, children, variance, share, variances, (num_open > 1) | (is_root & is_open))
 
 
-def parent_tree_values(blocks: Blocks, values: jax.Array, gains: Gains) -> jax.Array:
+def deep_values(blocks: Blocks, values: jax.Array, gains: Gains) -> jax.Array:
     """The estimate of every node by position."""
     size = values.shape[0]
     own_part, children = blocks.pad(gains.own * values), blocks.pad(gains.children)

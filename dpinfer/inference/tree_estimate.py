@@ -194,24 +194,32 @@ def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array)
 @jax.jit
 def solve_complete(tree: CompleteTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
     """The estimate of a complete tree; ``stddev`` a scalar or one a row."""
-    gains = passes.complete_gains(tree, stddev)
-    values_by_level = passes.complete_values(tree, values, gains)
-    sizes = tree.level_sizes
-
-    def whole(name: str) -> jax.Array:
-        return jnp.concatenate([jnp.broadcast_to(getattr(g, name), (s,)) for g, s in zip(gains, sizes, strict=True)])
-
-    loose = jnp.stack([g.is_loose.any() for g in gains]).any()
-    return TreeEstimate(
-        tree, jnp.concatenate(values_by_level), whole("variances"), whole("up_variances"), whole("shares"), ~loose
-    )
+    levels = passes.CompleteLevels(tree)
+    variances, own = passes.complete_levels(tree, values, stddev)
+    gains = passes.level_gains(levels, variances)
+    return _join_levels(tree, passes.level_values(levels, own, gains), gains)
 
 
 @jax.jit
-def solve_parent_tree(
-    tree: ParentTree, blocks: Blocks, num_children: jax.Array, values: jax.Array, stddev: jax.Array
-) -> TreeEstimate:
-    """The estimate of any tree; ``values``, ``stddev`` and ``num_children`` by position."""
-    gains = passes.parent_tree_gains(blocks, num_children, passes.node_variances(stddev))
-    nodes = passes.parent_tree_values(blocks, values, gains)
+def solve_shallow(tree: ParentTree, levels: passes.RaggedLevels, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+    """The estimate of a tree of few levels; ``values`` and ``stddev`` by position."""
+    cuts = np.cumsum(tree.level_sizes)[:-1].tolist()
+    gains = passes.level_gains(levels, jnp.split(passes.node_variances(stddev), cuts))
+    return _join_levels(tree, passes.level_values(levels, jnp.split(values, cuts), gains), gains)
+
+
+@jax.jit
+def solve_deep(tree: ParentTree, blocks: Blocks, num_children: jax.Array, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+    """The estimate of a tree of any depth; ``values``, ``stddev`` and ``num_children`` by position."""
+    gains = passes.deep_gains(blocks, num_children, passes.node_variances(stddev))
+    nodes = passes.deep_values(blocks, values, gains)
     return TreeEstimate(tree, nodes, gains.variances, gains.up_variances, gains.shares, ~gains.is_loose.any())
+
+
+def _join_levels(tree: CompleteTree | ParentTree, values: list[jax.Array], gains: list[passes.Gains]) -> TreeEstimate:
+    def whole(name: str) -> jax.Array:
+        parts = zip(gains, tree.level_sizes, strict=True)
+        return jnp.concatenate([jnp.broadcast_to(getattr(g, name), (size,)) for g, size in parts])
+
+    loose = jnp.stack([g.is_loose.any() for g in gains]).any()
+    return TreeEstimate(tree, jnp.concatenate(values), whole("variances"), whole("up_variances"), whole("shares"), ~loose)

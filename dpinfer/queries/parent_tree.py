@@ -165,6 +165,19 @@ class ParentTree(Tree):
         return read_only(np.argsort(self.depths, kind="stable"))
 
     @cached_property
+    def is_level_order(self) -> bool:
+        """Whether the nodes are numbered level by level already."""
+        return bool(np.array_equal(self.order, np.arange(self.num_nodes)))
+
+    @cached_property
+    def links(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """By level: each node's parent's place within the level above (from the second level on), each node's children."""
+        bounds = np.cumsum((0, *self.level_sizes)).tolist()
+        parents = np.split(self.blocks.parent[: self.num_nodes], bounds[1:-1])[1:]
+        children = np.split(self.num_children[self.order], bounds[1:-1])
+        return tuple(p - bound for p, bound in zip(parents, bounds, strict=False)), tuple(children)
+
+    @cached_property
     def position(self) -> np.ndarray:
         """Where each node stands in :attr:`order`."""
         position = np.empty_like(self.order)

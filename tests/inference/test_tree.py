@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 from references import complete_tree_parents, random_parents, tree_matrix, weighted_least_squares, widest_range_variance
 
 import dpinfer as dp
+from dpinfer.inference.tree import RaggedLevels
+from dpinfer.inference.tree_estimate import solve_shallow
 from dpinfer.queries import AllRange, Dense, Identity, Prefix, Ranges, Total, Tree, VStack
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "hierarchical.json").read_text())
 
 
-def estimate(tree, values, variances):
+def estimate(tree, values, variances) -> Any:
     spread = np.sqrt(np.asarray(variances, dtype=float))
     return dp.least_squares(dp.Measurement(tree, np.asarray(values, dtype=float), "gaussian", spread))
 
@@ -98,6 +101,12 @@ def test_random_ragged_trees_against_dense_least_squares(seed):
     cells, covariance = weighted_least_squares(matrix, values, variances)
     result = estimate(tree, values, variances)
     np.testing.assert_allclose(result.cells, cells, rtol=0, atol=1e-10 * np.abs(cells).max())
+    # The form for large trees, on the same small one.
+    nodes, spread = (jnp.asarray(x[tree.order]) for x in (values, np.sqrt(variances)))
+    unrolled = solve_shallow(tree, RaggedLevels(*tree.links), nodes, spread)
+    np.testing.assert_allclose(unrolled.cells, cells, rtol=0, atol=1e-10 * np.abs(cells).max())
+    np.testing.assert_allclose(unrolled.node_variances, result.node_variances, rtol=1e-12, atol=1e-16)
+    np.testing.assert_allclose(unrolled.shares, result.shares, rtol=1e-12, atol=1e-16)
     scale = np.abs(covariance).max()
     for workload in (tree, AllRange(tree.shape[1]), Dense(rng.normal(size=(5, tree.shape[1])))):
         rows = np.asarray(workload.dense(), dtype=float)
@@ -298,6 +307,17 @@ def test_a_chain_of_ten_thousand_levels():
     result = estimate(tree, values, spread**2)
     # One total against the sum of 10,000 cells: the discrepancy is shared equally.
     np.testing.assert_allclose(result.cells, np.arange(depth) + 1, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_large_tree_by_its_parents_equals_the_complete_one():
+    rng = np.random.default_rng(0)
+    tree = Tree.complete(2**17, 16, root=True)
+    values, spread = rng.normal(size=tree.num_nodes), rng.uniform(1, 3, tree.num_nodes)
+    result = estimate(tree, values, spread**2)
+    other = estimate(Tree.from_parents(tree.parents), values, spread**2)
+    np.testing.assert_allclose(other.node_values, result.node_values, atol=1e-11)
+    np.testing.assert_allclose(other.node_variances, result.node_variances, rtol=1e-12)
 
 
 @pytest.mark.slow
