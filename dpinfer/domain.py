@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from jaxtyping import Int64
 
 from dpinfer._files import replacing
 from dpinfer.axes import Axis, object_column
@@ -96,7 +97,7 @@ class Domain:
         return f"Domain({self.axes!r})"
 
 
-def count(table: Any, domain: Domain) -> np.ndarray:
+def count(table: Any, domain: Domain) -> Int64[np.ndarray, " cells"]:
     """How many records fall into each cell: exact int64, shape [domain.size].
 
     A record counts once, in the cell of its values, or not at all if the policy of any axis drops it. Every value is read by

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from dpinfer._pytree import pytree, static
 from dpinfer.queries.base import Array
@@ -44,15 +45,15 @@ class Gains(NamedTuple):
         is_loose: whether a node leaves two of its children undetermined (or is a root without any measurement).
     """
 
-    own: jax.Array
-    children: jax.Array
-    up_variances: jax.Array
-    shares: jax.Array
-    variances: jax.Array
-    is_loose: jax.Array
+    own: Float[jax.Array, " nodes"]
+    children: Float[jax.Array, " nodes"]
+    up_variances: Float[jax.Array, " nodes"]
+    shares: Float[jax.Array, " nodes"]
+    variances: Float[jax.Array, " nodes"]
+    is_loose: Bool[jax.Array, " nodes"]
 
 
-def node_variances(stddev: jax.Array) -> jax.Array:
+def node_variances(stddev: Float[jax.Array, "*m"]) -> Float[jax.Array, "*m"]:
     """Stddev squared, with a derivative of 0 and no nan where it is infinite."""
     finite = jnp.isfinite(stddev)
     return jnp.where(finite, jnp.square(jnp.where(finite, stddev, 0.0)), jnp.inf)
@@ -214,7 +215,7 @@ def complete_levels(tree: CompleteTree, values: jax.Array, stddev: jax.Array) ->
 # Deep trees: blocks of nodes of one level, in a compiled loop whose size does not depend on the depth.
 
 
-def deep_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> Gains:
+def deep_gains(blocks: Blocks, num_children: Int[jax.Array, " nodes"], s: Float[jax.Array, " nodes"]) -> Gains:
     """Gains of every node by position; ``s`` and ``num_children`` by position."""
     size, is_leaf = s.shape[0], num_children == 0
     leaf_block, s_block = blocks.pad(is_leaf), blocks.pad(s)
@@ -246,7 +247,7 @@ def deep_gains(blocks: Blocks, num_children: jax.Array, s: jax.Array) -> Gains:
     return Gains(own, children, variance, share, variances, (num_open > 1) | (is_root & is_open))
 
 
-def deep_values(blocks: Blocks, values: jax.Array, gains: Gains) -> jax.Array:
+def deep_values(blocks: Blocks, values: Float[jax.Array, " nodes"], gains: Gains) -> Float[jax.Array, " nodes"]:
     """The estimate of every node by position."""
     size = values.shape[0]
     own_part, children = blocks.pad(gains.own * values), blocks.pad(gains.children)
@@ -324,7 +325,7 @@ class End(NamedTuple):
     gathered: jax.Array
 
 
-def range_variances(climb: Climb, first: jax.Array, last: jax.Array, depth: int) -> jax.Array:
+def range_variances(climb: Climb, first: Int[jax.Array, " m"], last: Int[jax.Array, " m"], depth: int) -> Float[jax.Array, " m"]:
     """The variance of the sum over a range of cells, from the leaf ``first`` to the leaf ``last``, for many ranges at once.
 
     Write q for the 0/1 weights of the cells in the range, a_leaf = q and a_v = sum_c g_c a_c. Given x_v, the estimates of v's

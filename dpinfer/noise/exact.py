@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
+from jaxtyping import Int64, UInt64
 
 # Draws a chunk: the working set stays in the cache.
 _CHUNK = 1 << 16
@@ -32,14 +33,14 @@ MIN_VARIANCE = Fraction(1, 2**100)
 Words = Callable[[int], np.ndarray]
 
 
-def operating_system_words(size: int) -> np.ndarray:
+def operating_system_words(size: int) -> UInt64[np.ndarray, " size"]:
     """``size`` independent 64-bit words from the operating system's generator."""
     return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
 
 def discrete_laplace(
-    scales: Sequence[Fraction], rows: np.ndarray, *, words: Words = operating_system_words, bits: int = 63
-) -> np.ndarray:
+    scales: Sequence[Fraction], rows: Int64[np.ndarray, " m"], *, words: Words = operating_system_words, bits: int = 63
+) -> Int64[np.ndarray, " m"]:
     """Independent discrete Laplace draws, P(k) = (1-p)/(1+p) p^|k| with p = exp(-1/scale); int64, one for each entry of ``rows``.
 
     A geometric magnitude and a sign, "minus zero" drawn again (Canonne, Kamath and Steinke 2020, Algorithm 2, whose
@@ -71,8 +72,8 @@ def discrete_laplace(
 
 
 def discrete_gaussian(
-    variances: Sequence[Fraction], rows: np.ndarray, *, words: Words = operating_system_words, bits: int = 63
-) -> np.ndarray:
+    variances: Sequence[Fraction], rows: Int64[np.ndarray, " m"], *, words: Words = operating_system_words, bits: int = 63
+) -> Int64[np.ndarray, " m"]:
     """Independent discrete Gaussian draws, P(k) proportional to exp(-k^2 / (2 variance)); int64, one for each entry of ``rows``.
 
     Rejection from a discrete Laplace of scale t = floor(sigma) + 1, accepted with probability
