@@ -53,13 +53,20 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     stddev = jnp.asarray(measurement.stddev).astype(values.dtype)
     match measurement.queries:
         case CompleteTree() as tree:
-            return _checked(solve_complete(tree, values, stddev), measurement)
+            regular = _is_regular(stddev[-tree.n :] if stddev.ndim else stddev, stddev)
+            return _checked(solve_complete(tree, values, stddev, is_regular=regular), measurement)
         case ParentTree() as tree:
             return _checked(_solve_parent_tree(tree, values, stddev), measurement)
         case Identity(n):
-            return _checked(solve_complete(CompleteTree(n, max(n, 2)), values, stddev), measurement)
+            regular = _is_regular(stddev, stddev)
+            return _checked(solve_complete(CompleteTree(n, max(n, 2)), values, stddev, is_regular=regular), measurement)
         case queries:
             return _solve_dense(queries, values, stddev)
+
+
+def _is_regular(of_leaves: jax.Array, of_rows: jax.Array) -> bool:
+    """Whether it can be seen, outside jit, that all leaves are measured and no count is exact: the common and faster case."""
+    return _checks.is_concrete(of_rows) and bool(np.isfinite(of_leaves).all() and (np.asarray(of_rows) > 0).all())
 
 
 def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
@@ -68,7 +75,8 @@ def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -
         order = jnp.asarray(tree.order)
         values, stddev = values[order], stddev[order]
     if len(tree.level_sizes) <= _MAX_UNROLLED_LEVELS and tree.num_nodes >= _MIN_UNROLLED_NODES:
-        return solve_shallow(tree, RaggedLevels(*tree.links), values, stddev)
+        regular = _is_regular(stddev[tree.position[tree.leaves]], stddev)
+        return solve_shallow(tree, RaggedLevels(*tree.links), values, stddev, is_regular=regular)
     return solve_deep(tree, tree.blocks, jnp.asarray(tree.num_children[tree.order]), values, stddev)
 
 

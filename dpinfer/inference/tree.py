@@ -158,15 +158,18 @@ class RaggedLevels:
         return up + share * self.hand_down(correction, depth)
 
 
-def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.Array]) -> list[Gains]:
-    """Gains of each level from the variances of its nodes (infinite: not measured), the root's level first."""
+def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.Array], *, is_regular: bool) -> list[Gains]:
+    """Gains of each level from the variances of its nodes (infinite: not measured), the root's level first.
+
+    ``is_regular`` promises that every leaf was measured and no count is exact, so that every V is positive and finite.
+    """
     zero = jnp.zeros((1,), variances[0].dtype)
     last = len(variances) - 1
     up = [(*_combine(variances[-1], zero, zero, jnp.array(True)), zero, zero)]
     for depth in range(last, 0, -1):
         _, _, variance, is_open, _, _ = up[0]
         total = levels.sum_children(variance, depth)
-        num_open = levels.sum_children(is_open.astype(variance.dtype), depth)
+        num_open = zero if is_regular else levels.sum_children(is_open.astype(variance.dtype), depth)
         up.insert(0, (*_combine(variances[depth - 1], total, num_open, levels.is_leaf(depth - 1)), total, num_open))
 
     own, children, variance, is_open, _, num_open = up[0]
@@ -175,8 +178,12 @@ def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.A
     for depth in range(1, last + 1):
         *_, parent_total, parent_open = up[depth - 1]
         own, children, variance, is_open, _, num_open = up[depth]
-        total, count = levels.hand_down(parent_total, depth), levels.hand_down(parent_open, depth)
-        share = _share(variance, is_open, total, count, jnp.asarray(levels.num_siblings(depth), variance.dtype))
+        total = levels.hand_down(parent_total, depth)
+        if is_regular:
+            count, share = zero, variance / total
+        else:
+            count = levels.hand_down(parent_open, depth)
+            share = _share(variance, is_open, total, count, jnp.asarray(levels.num_siblings(depth), variance.dtype))
         dominates = _dominates(variance, total)
         rest = levels.hand_down(levels.sum_children(jnp.where(dominates, 0.0, variance), depth), depth)
         others = jnp.where(dominates, rest, total - variance)

@@ -191,20 +191,23 @@ def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array)
     return jax.vmap(of_row)(rows)
 
 
-@jax.jit
-def solve_complete(tree: CompleteTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
-    """The estimate of a complete tree; ``stddev`` a scalar or one a row."""
+@partial(jax.jit, static_argnames="is_regular")
+def solve_complete(tree: CompleteTree, values: jax.Array, stddev: jax.Array, *, is_regular: bool) -> TreeEstimate:
+    """The estimate of a complete tree; ``stddev`` a scalar or one a row; ``is_regular`` as in ``level_gains``."""
     levels = passes.CompleteLevels(tree)
     variances, own = passes.complete_levels(tree, values, stddev)
-    gains = passes.level_gains(levels, variances)
+    gains = passes.level_gains(levels, variances, is_regular=is_regular)
     return _join_levels(tree, passes.level_values(levels, own, gains), gains)
 
 
-@jax.jit
-def solve_shallow(tree: ParentTree, levels: passes.RaggedLevels, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+@partial(jax.jit, static_argnames="is_regular")
+def solve_shallow(
+    tree: ParentTree, levels: passes.RaggedLevels, values: jax.Array, stddev: jax.Array, *, is_regular: bool
+) -> TreeEstimate:
     """The estimate of a tree of few levels; ``values`` and ``stddev`` by position."""
     cuts = np.cumsum(tree.level_sizes)[:-1].tolist()
-    gains = passes.level_gains(levels, jnp.split(passes.node_variances(stddev), cuts))
+    variances = jnp.split(passes.node_variances(stddev), cuts)
+    gains = passes.level_gains(levels, variances, is_regular=is_regular)
     return _join_levels(tree, passes.level_values(levels, jnp.split(values, cuts), gains), gains)
 
 

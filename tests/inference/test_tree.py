@@ -103,10 +103,12 @@ def test_random_ragged_trees_against_dense_least_squares(seed):
     np.testing.assert_allclose(result.cells, cells, rtol=0, atol=1e-10 * np.abs(cells).max())
     # The form for large trees, on the same small one.
     nodes, spread = (jnp.asarray(x[tree.order]) for x in (values, np.sqrt(variances)))
-    unrolled = solve_shallow(tree, RaggedLevels(*tree.links), nodes, spread)
-    np.testing.assert_allclose(unrolled.cells, cells, rtol=0, atol=1e-10 * np.abs(cells).max())
-    np.testing.assert_allclose(unrolled.node_variances, result.node_variances, rtol=1e-12, atol=1e-16)
-    np.testing.assert_allclose(unrolled.shares, result.shares, rtol=1e-12, atol=1e-16)
+    is_regular = bool(np.isfinite(variances[tree.leaves]).all() and (variances > 0).all())
+    for regular in {False, is_regular}:
+        unrolled = solve_shallow(tree, RaggedLevels(*tree.links), nodes, spread, is_regular=regular)
+        np.testing.assert_allclose(unrolled.cells, cells, rtol=0, atol=1e-10 * np.abs(cells).max())
+        np.testing.assert_allclose(unrolled.node_variances, result.node_variances, rtol=1e-12, atol=1e-16)
+        np.testing.assert_allclose(unrolled.shares, result.shares, rtol=1e-12, atol=1e-16)
     scale = np.abs(covariance).max()
     for workload in (tree, AllRange(tree.shape[1]), Dense(rng.normal(size=(5, tree.shape[1])))):
         rows = np.asarray(workload.dense(), dtype=float)
