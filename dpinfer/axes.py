@@ -221,7 +221,7 @@ class TimeAxis(Axis):
         array, null = _column(values)
         if array.dtype.kind in "OSU":
             times = [_naive_time(value) for value in array.tolist()]
-            array = np.array([np.datetime64("NaT") if t is None else t for t in times], dtype="datetime64[us]")
+            array = np.array([np.datetime64("NaT", "us") if t is None else t for t in times], dtype="datetime64[us]")
         if array.dtype.kind != "M":
             raise ValueError(f"A time axis reads datetimes or text, got a column of dtype {array.dtype}.")
         null = null | np.isnat(array)

@@ -88,7 +88,7 @@ def test_the_hour_24_is_the_next_midnight():
 
 def test_nulls_and_zones_among_times():
     axis = Axis.times("2013-01-01", "2013-01-03", "1d", null="other")
-    values = [None, NAN, "NaT", np.datetime64("NaT"), "yesterday", "2013-01-01T05:00Z", "2013-02-30", ""]
+    values = [None, NAN, "NaT", np.datetime64("NaT", "us"), "yesterday", "2013-01-01T05:00Z", "2013-02-30", ""]
     zoned = datetime.datetime(2013, 1, 1, tzinfo=datetime.UTC)
     naive = [datetime.datetime(2013, 1, 1, 12), datetime.date(2013, 1, 2), np.datetime64("2013-01-02"), "2013-01-02 10:00"]
     assert counts(axis, np.array([*values, zoned, *naive], dtype=object)) == [1, 3, 9]
