@@ -173,7 +173,7 @@ class ParentTree(Tree):
     def links(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
         """By level: each node's parent's place within the level above (from the second level on), each node's children."""
         bounds = np.cumsum((0, *self.level_sizes)).tolist()
-        parents = np.split(self.blocks.parent[: self.num_nodes], bounds[1:-1])[1:]
+        parents = np.split(np.asarray(self.blocks.parent[: self.num_nodes]), bounds[1:-1])[1:]
         children = np.split(self.num_children[self.order], bounds[1:-1])
         return tuple(p - bound for p, bound in zip(parents, bounds, strict=False)), tuple(children)
 

@@ -50,7 +50,9 @@ def test_blocks_do_at_most_twice_the_work_and_never_unroll():
         blocks = tree.blocks
         assert blocks.start.size * blocks.width <= 2 * tree.num_nodes + blocks.width * len(tree.level_sizes)
         assert blocks.start.size <= 2 * len(tree.level_sizes)
-        covered = np.concatenate([np.arange(a, b) for a, b in zip(blocks.start, blocks.stop, strict=True)])
+        covered = np.concatenate(
+            [np.arange(a, b) for a, b in zip(np.asarray(blocks.start).tolist(), np.asarray(blocks.stop).tolist(), strict=True)]
+        )
         np.testing.assert_array_equal(covered, np.arange(1, tree.num_nodes))
     short, long = (Tree.from_parents(np.arange(-1, depth)) for depth in (9, 9999))
     programs = [jax.make_jaxpr(lambda x, tree=tree: tree @ x)(jnp.ones(1)) for tree in (short, long)]
