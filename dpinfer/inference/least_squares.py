@@ -66,7 +66,7 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
 
 def _is_regular(of_leaves: jax.Array, of_rows: jax.Array) -> bool:
     """Whether it can be seen, outside jit, that all leaves are measured and no count is exact: the common and faster case."""
-    return _checks.is_concrete(of_rows) and bool(np.isfinite(of_leaves).all() and (np.asarray(of_rows) > 0).all())
+    return _checks.is_concrete(of_leaves, of_rows) and bool(np.isfinite(of_leaves).all() and (np.asarray(of_rows) > 0).all())
 
 
 def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:

@@ -3,7 +3,8 @@
 Everything rests on one device. A uniform U in (0, 1) is an endless stream of random bits, of which the first 63 are drawn;
 E = -ln U is then a standard exponential known to within an interval. Floating point answers a question about E only where
 the whole interval, widened by far more than the error of the logarithm, gives the same answer. Where it does not (about
-once in 10^12 draws), more bits are drawn and the question is settled in decimal arithmetic of as many digits as it takes.
+three in 10^11 draws at scale 1,000), more bits are drawn and the question is settled in decimal arithmetic of as many digits
+as it takes.
 
     floor(t E)  is geometric: P(G >= k) = exp(-k / t)
     E >= x      happens with probability exp(-x)

@@ -101,6 +101,19 @@ def test_workloads_are_checked():
     assert one_each.shape == (3, 1)
 
 
+def test_host_scales_may_meet_traced_values():
+    for strategy in (Tree.complete(9, 3), Tree.from_parents([-1, 0, 0, 1, 1]), Identity(5), Prefix(5)):
+        m, n = strategy.shape
+        values, scale = jnp.arange(float(m)), np.linspace(1, 2, m)
+
+        def answers(v, strategy=strategy, scale=scale, n=n):
+            return dp.least_squares(dp.Measurement(strategy, v, "laplace", scale)).answer(Total(n))
+
+        eager, compiled = answers(values), jax.jit(answers)(values)
+        np.testing.assert_allclose(compiled.values, eager.values, rtol=1e-12)
+        np.testing.assert_allclose(compiled.stddev, eager.stddev, rtol=1e-12)
+
+
 def test_normal_intervals():
     result = dp.least_squares(dp.Measurement(Identity(2), [10.0, 20.0], "gaussian", [1.0, 2.0]))
     answers = result.answer(Identity(2))
