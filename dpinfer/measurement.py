@@ -82,11 +82,10 @@ def check_spread(name: str, value: Any, rows: int) -> Array:
     array = array if isinstance(array, jax.Array) else array.astype(np.float64)
     if array.shape not in ((), (rows,)):
         raise ValueError(f"{name} must be a number or have shape [{rows}], one for each row, got {list(array.shape)}.")
-    if _checks.is_concrete(array):
+    if _checks.is_concrete(array) and array.size and not np.asarray(array).min() >= 0:
         bad = np.flatnonzero(~(np.asarray(array) >= 0))
-        if bad.size:
-            raise ValueError(
-                f"{name} must not be negative or nan, got {np.asarray(array).ravel()[bad[0]]} at position {bad[0]}. "
-                "Use inf for a row that was not measured and 0 for an exact public count."
-            )
+        raise ValueError(
+            f"{name} must not be negative or nan, got {np.asarray(array).ravel()[bad[0]]} at position {bad[0]}. "
+            "Use inf for a row that was not measured and 0 for an exact public count."
+        )
     return array

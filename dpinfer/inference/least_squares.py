@@ -10,7 +10,7 @@ from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.estimate import LinearEstimate, row_blocks
-from dpinfer.inference.tree import RaggedLevels
+from dpinfer.inference.tree import MAX_REGULAR_RATIO
 from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_deep, solve_shallow
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Identity, Queries
@@ -53,30 +53,33 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     stddev = jnp.asarray(measurement.stddev).astype(values.dtype)
     match measurement.queries:
         case CompleteTree() as tree:
-            regular = _is_regular(stddev[-tree.n :] if stddev.ndim else stddev, stddev)
+            regular = _is_regular(stddev)
             return _checked(solve_complete(tree, values, stddev, is_regular=regular), measurement)
         case ParentTree() as tree:
             return _checked(_solve_parent_tree(tree, values, stddev), measurement)
         case Identity(n):
-            regular = _is_regular(stddev, stddev)
+            regular = _is_regular(stddev)
             return _checked(solve_complete(CompleteTree(n, max(n, 2)), values, stddev, is_regular=regular), measurement)
         case queries:
             return _solve_dense(queries, values, stddev)
 
 
-def _is_regular(of_leaves: jax.Array, of_rows: jax.Array) -> bool:
-    """Whether it can be seen, outside jit, that all leaves are measured and no count is exact: the common and faster case."""
-    return _checks.is_concrete(of_leaves, of_rows) and bool(np.isfinite(of_leaves).all() and (np.asarray(of_rows) > 0).all())
+def _is_regular(stddev: jax.Array) -> bool:
+    """Whether it can be seen, outside jit, that ``level_gains`` may take the simpler and faster way."""
+    if not _checks.is_concrete(stddev):
+        return False
+    least, most = np.asarray(stddev).min(), np.asarray(stddev).max()
+    return bool(least > 0 and most <= MAX_REGULAR_RATIO * least and np.isfinite(most))
 
 
 def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+    is_regular = _is_regular(stddev)
     stddev = jnp.broadcast_to(stddev, values.shape)
     if not tree.is_level_order:
         order = jnp.asarray(tree.order)
         values, stddev = values[order], stddev[order]
     if len(tree.level_sizes) <= _MAX_UNROLLED_LEVELS and tree.num_nodes >= _MIN_UNROLLED_NODES:
-        regular = _is_regular(stddev[tree.position[tree.leaves]], stddev)
-        return solve_shallow(tree, RaggedLevels(*tree.links), values, stddev, is_regular=regular)
+        return solve_shallow(tree, tree.links, values, stddev, is_regular=is_regular)
     return solve_deep(tree, tree.blocks, jnp.asarray(tree.num_children[tree.order]), values, stddev)
 
 
@@ -93,8 +96,8 @@ def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
             f"{'...' if nodes.size > 10 else ''} (counted from the root): siblings that were not measured cannot be told "
             "apart. Measure all but one of them, give their level a budget, or use a tree that ends above them."
         )
-    scale = np.broadcast_to(measurement.scale, measurement.values.shape)
-    if np.any(scale == 0):
+    if np.min(measurement.scale) == 0:
+        scale = np.broadcast_to(measurement.scale, measurement.values.shape)
         start = 0 if tree.root_measured else 1
         nodes = np.asarray(estimate.node_values)
         nodes = nodes[start:] if isinstance(tree, CompleteTree) else nodes[tree.position]

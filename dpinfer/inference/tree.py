@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 
 from dpinfer._pytree import pytree, static
 from dpinfer.queries.base import Array
-from dpinfer.queries.parent_tree import Blocks, ParentTree
+from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
 from dpinfer.queries.tree import CompleteTree
 
 
@@ -79,16 +79,13 @@ def _share(variance: jax.Array, is_open: jax.Array, total: jax.Array, num_open: 
     return jnp.where(regular, proportional, rest)
 
 
-def _dominates(variance: jax.Array, total: jax.Array) -> jax.Array:
-    """Whether a child's V is more than half of T, so that T - V would lose digits; at most one of siblings does."""
-    return variance > 0.5 * total
-
-
 def _settle(variance: jax.Array, others: jax.Array, is_open: jax.Array, total: jax.Array, num_open: jax.Array) -> jax.Array:
     """The part of a child's final variance that does not come from its parent: V_c (1 - g_c) = V_c (T - V_c) / T."""
     alone = jnp.where(is_open, jnp.where(num_open > 1, jnp.inf, total), 0.0)
     return jnp.where(num_open > 0, variance, variance * (others / jnp.where(total > 0, total, 1.0))) + alone
 
+
+MAX_REGULAR_RATIO = 4.0
 
 # Level by level: one array a level, the root's first. An array of length 1 may stand for a level of equal entries.
 
@@ -99,10 +96,12 @@ class CompleteLevels:
 
     tree: CompleteTree = static()
 
-    def sum_children(self, entries: jax.Array, depth: int) -> jax.Array:
-        """From the level at ``depth``, each parent's sum over its children."""
+    def sum_children(self, entries: jax.Array, depth: int, most: jax.Array | None = None) -> jax.Array:
+        """From the level at ``depth``, each parent's sum over its children: over those of at most ``most``, if that is given."""
         if entries.shape[0] == 1 and self.tree.level_sizes[depth] > 1:
-            return entries * self.tree.branching
+            return entries * self.tree.branching if most is None else jnp.where(entries <= most, entries * self.tree.branching, 0)
+        if most is not None:
+            entries = jnp.where(entries <= self.hand_down(most, depth), entries, 0)
         return jnp.asarray(self.tree.sum_children(entries))
 
     def hand_down(self, entries: jax.Array, depth: int) -> jax.Array:
@@ -129,39 +128,12 @@ class CompleteLevels:
         return up + share * jnp.asarray(self.tree.to_children(correction, up.shape[0]))
 
 
-@pytree
-class RaggedLevels:
-    """How the levels of any tree hang together: by the parents' places, level by level.
-
-    Attributes:
-        parents: for each level below the root's, the parent's place within the level above.
-        num_children: for each level, the children of each node.
-    """
-
-    parents: Sequence[Array]
-    num_children: Sequence[Array]
-
-    def sum_children(self, entries: jax.Array, depth: int) -> jax.Array:
-        size = self.num_children[depth - 1].shape[0]
-        return jax.ops.segment_sum(entries, jnp.asarray(self.parents[depth - 1]), num_segments=size)
-
-    def hand_down(self, entries: jax.Array, depth: int) -> jax.Array:
-        return entries[jnp.asarray(self.parents[depth - 1])]
-
-    def is_leaf(self, depth: int) -> jax.Array:
-        return jnp.asarray(self.num_children[depth]) == 0
-
-    def num_siblings(self, depth: int) -> Array:
-        return jnp.asarray(self.num_children[depth - 1])[jnp.asarray(self.parents[depth - 1])]
-
-    def correct(self, up: jax.Array, share: jax.Array, correction: jax.Array, depth: int) -> jax.Array:
-        return up + share * self.hand_down(correction, depth)
-
-
-def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.Array], *, is_regular: bool) -> list[Gains]:
+def level_gains(levels: CompleteLevels | Links, variances: Sequence[jax.Array], *, is_regular: bool) -> list[Gains]:
     """Gains of each level from the variances of its nodes (infinite: not measured), the root's level first.
 
-    ``is_regular`` promises that every leaf was measured and no count is exact, so that every V is positive and finite.
+    ``is_regular`` promises that every node (but a root that is no row) was measured, none exactly, with standard deviations
+    that differ by no more than MAX_REGULAR_RATIO. Then every V is positive and finite, and none so much larger than its
+    siblings' together that T - V would lose digits: V is at most the largest variance, and at least the smallest over the height.
     """
     zero = jnp.zeros((1,), variances[0].dtype)
     last = len(variances) - 1
@@ -184,20 +156,35 @@ def level_gains(levels: CompleteLevels | RaggedLevels, variances: Sequence[jax.A
         else:
             count = levels.hand_down(parent_open, depth)
             share = _share(variance, is_open, total, count, jnp.asarray(levels.num_siblings(depth), variance.dtype))
-        dominates = _dominates(variance, total)
-        rest = levels.hand_down(levels.sum_children(jnp.where(dominates, 0.0, variance), depth), depth)
-        others = jnp.where(dominates, rest, total - variance)
+        others = total - variance
+        if not is_regular:
+            # A child of more than half of T: T - V would lose digits. At most one of siblings is that large.
+            rest = levels.hand_down(levels.sum_children(variance, depth, most=0.5 * parent_total), depth)
+            others = jnp.where(variance > 0.5 * total, rest, others)
         above = levels.hand_down(gains[-1].variances, depth)
         final = _settle(variance, others, is_open, total, count) + jnp.where(share > 0, share**2 * above, 0.0)
         gains.append(Gains(own, children, variance, share, final, num_open > 1))
     return gains
 
 
-def level_values(levels: CompleteLevels | RaggedLevels, values: Sequence[jax.Array], gains: list[Gains]) -> list[jax.Array]:
-    """The estimate of each level from the values of its nodes, the root's level first."""
-    up, sums = [gains[-1].own * values[-1]], []
+def level_values(
+    levels: CompleteLevels | Links,
+    values: Sequence[jax.Array],
+    gains: list[Gains],
+    *,
+    is_regular: bool,
+    leaf_sums: jax.Array | None = None,
+) -> list[jax.Array]:
+    """The estimate of each level from the values of its nodes, the root's level first.
+
+    ``leaf_sums`` are the sums of the values over the children of the lowest parents, if the leaves all weigh alike.
+    """
+    up, sums = [values[-1] if is_regular else gains[-1].own * values[-1]], []
     for depth in range(len(values) - 1, 0, -1):
-        sums.insert(0, levels.sum_children(up[0], depth))
+        if leaf_sums is not None and not sums:
+            sums.append(gains[-1].own * leaf_sums)
+        else:
+            sums.insert(0, levels.sum_children(up[0], depth))
         up.insert(0, gains[depth - 1].own * values[depth - 1] + gains[depth - 1].children * sums[0])
     final = [up[0]]
     for depth in range(1, len(values)):
@@ -240,7 +227,7 @@ def deep_gains(blocks: Blocks, num_children: Int[jax.Array, " nodes"], s: Float[
     share = jnp.where(
         is_root, 1.0, _share(variance, is_open, *above, jnp.maximum(blocks.pad(num_children)[parent], 1).astype(s.dtype))
     )
-    dominates = _dominates(variance, above[0]) & ~is_root
+    dominates = (variance > 0.5 * above[0]) & ~is_root
     small = jax.ops.segment_sum(jnp.where(dominates | is_root, 0.0, variance), parent, num_segments=size + 1)[parent]
     others = jnp.where(dominates, small, above[0] - variance)
     first = jnp.where(is_root, jnp.where(is_open, jnp.inf, variance), _settle(variance, others, is_open, *above))

@@ -15,7 +15,7 @@ from dpinfer.inference.answers import Answers
 from dpinfer.inference.estimate import LinearEstimate, row_blocks
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
-from dpinfer.queries.parent_tree import Blocks, ParentTree
+from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
 from dpinfer.queries.tree import CompleteTree
 
 # Ranges a compiled call, and entries of a block of workload rows by nodes: both bound the working memory.
@@ -28,28 +28,59 @@ _ROW_ENTRIES = 1 << 24
 class TreeEstimate(LinearEstimate):
     """Estimates of all nodes of a tree, consistent: every node is the sum of its children.
 
-    Node arrays run level by level from the root (for a complete tree, the order of its rows).
+    Node arrays run level by level from the root (for a complete tree, the order of its rows). They are kept in pieces, one for
+    each level or a single one for the whole tree, and joined when asked for: the copy would cost as much as the estimate. A
+    piece of one entry may stand for a level of equal entries.
 
     Attributes:
         tree: the tree that was measured.
-        node_values: [num_nodes], the estimated counts.
-        node_variances: [num_nodes], the exact variance of each; infinite where it is not determined.
-        up_variances, shares: V and g of the two passes (``inference/tree.py``).
+        value_pieces: the estimated counts.
+        variance_pieces: the exact variance of each; infinite where it is not determined.
+        up_pieces, share_pieces: V and g of the two passes (``inference/tree.py``).
         is_determined: False if a node has two children that nothing tells apart; outside jit that is a ValueError.
     """
 
     tree: CompleteTree | ParentTree = static()
-    node_values: Array
-    node_variances: Array
-    up_variances: Array
-    shares: Array
+    value_pieces: tuple[Array, ...]
+    variance_pieces: tuple[Array, ...]
+    up_pieces: tuple[Array, ...]
+    share_pieces: tuple[Array, ...]
     is_determined: Array
+
+    @property
+    def node_values(self) -> Array:
+        """[num_nodes], the estimated counts."""
+        return self._whole(self.value_pieces)
+
+    @property
+    def node_variances(self) -> Array:
+        """[num_nodes], the exact variance of each count."""
+        return self._whole(self.variance_pieces)
+
+    @property
+    def up_variances(self) -> Array:
+        """[num_nodes], V of the pass up, with 0 in place of infinity."""
+        return self._whole(self.up_pieces)
+
+    @property
+    def shares(self) -> Array:
+        """[num_nodes], g of the pass down; 1 for the root."""
+        return self._whole(self.share_pieces)
+
+    def _whole(self, pieces: tuple[Array, ...]) -> Array:
+        sizes = self.tree.level_sizes if len(pieces) == len(self.tree.level_sizes) else (self.tree.num_nodes,)
+        level = (jnp.broadcast_to(p, (*p.shape[:-1], size)) for p, size in zip(pieces, sizes, strict=True))
+        return jnp.concatenate(list(level), axis=-1)
 
     @property
     def cells(self) -> Array:
         if isinstance(self.tree, CompleteTree):
-            return self.node_values[..., -self.tree.n :]
+            return self.value_pieces[-1]
         return self.node_values[..., self.tree.position[self.tree.leaves]]
+
+    @property
+    def _dtype(self) -> Any:
+        return self.value_pieces[-1].dtype
 
     @property
     def _num_cells(self) -> int:
@@ -66,14 +97,14 @@ class TreeEstimate(LinearEstimate):
             return Answers(jnp.asarray(values, answers.values.dtype), answers.stddev)
         structure = _structure(self.tree)
         blocks = row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes))
-        pieces = [_answer_rows(self, structure, jnp.asarray(rows, self.shares.dtype)) for rows in blocks]
-        return _join(pieces, self.shares.dtype)
+        pieces = [_answer_rows(self, structure, jnp.asarray(rows, self._dtype)) for rows in blocks]
+        return _join(pieces, self._dtype)
 
     def _covariance(self, workload: Queries) -> Array:
         structure = _structure(self.tree)
         blocks = list(row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes)))
         rows = np.concatenate([*blocks, np.zeros((0, self._num_cells))])
-        return _covariance(self, structure, jnp.asarray(rows, self.shares.dtype))
+        return _covariance(self, structure, jnp.asarray(rows, self._dtype))
 
     def _answer_ranges(self, starts: np.ndarray, stops: np.ndarray) -> Answers:
         structure = _structure(self.tree)
@@ -88,7 +119,7 @@ class TreeEstimate(LinearEstimate):
             # Outside jit the padding is cut off on the host, where no program has to be compiled for it.
             is_host = _checks.is_concrete(answers)
             pieces.append(jax.tree.map(lambda x, n=first.size, h=is_host: (np.asarray(x) if h else x)[:n], answers))
-        return _join(pieces, self.shares.dtype)
+        return _join(pieces, self._dtype)
 
 
 @pytree
@@ -162,7 +193,7 @@ def _covariance(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) 
 
 
 def _innovation_variances(estimate: TreeEstimate) -> jax.Array:
-    return jnp.asarray(estimate.up_variances).at[0].set(estimate.node_variances[0])
+    return jnp.asarray(estimate.up_variances).at[0].set(estimate.variance_pieces[0][0])
 
 
 def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) -> jax.Array:
@@ -197,18 +228,17 @@ def solve_complete(tree: CompleteTree, values: jax.Array, stddev: jax.Array, *, 
     levels = passes.CompleteLevels(tree)
     variances, own = passes.complete_levels(tree, values, stddev)
     gains = passes.level_gains(levels, variances, is_regular=is_regular)
-    return _join_levels(tree, passes.level_values(levels, own, gains), gains)
+    leaf_sums = jnp.asarray(tree.sum_leaves(values)) if gains[-1].own.shape[0] == 1 else None
+    return _collect(tree, passes.level_values(levels, own, gains, is_regular=is_regular, leaf_sums=leaf_sums), gains)
 
 
 @partial(jax.jit, static_argnames="is_regular")
-def solve_shallow(
-    tree: ParentTree, levels: passes.RaggedLevels, values: jax.Array, stddev: jax.Array, *, is_regular: bool
-) -> TreeEstimate:
+def solve_shallow(tree: ParentTree, links: Links, values: jax.Array, stddev: jax.Array, *, is_regular: bool) -> TreeEstimate:
     """The estimate of a tree of few levels; ``values`` and ``stddev`` by position."""
     cuts = np.cumsum(tree.level_sizes)[:-1].tolist()
     variances = jnp.split(passes.node_variances(stddev), cuts)
-    gains = passes.level_gains(levels, variances, is_regular=is_regular)
-    return _join_levels(tree, passes.level_values(levels, jnp.split(values, cuts), gains), gains)
+    gains = passes.level_gains(links, variances, is_regular=is_regular)
+    return _collect(tree, passes.level_values(links, jnp.split(values, cuts), gains, is_regular=is_regular), gains)
 
 
 @jax.jit
@@ -216,13 +246,16 @@ def solve_deep(tree: ParentTree, blocks: Blocks, num_children: jax.Array, values
     """The estimate of a tree of any depth; ``values``, ``stddev`` and ``num_children`` by position."""
     gains = passes.deep_gains(blocks, num_children, passes.node_variances(stddev))
     nodes = passes.deep_values(blocks, values, gains)
-    return TreeEstimate(tree, nodes, gains.variances, gains.up_variances, gains.shares, ~gains.is_loose.any())
+    return TreeEstimate(tree, (nodes,), (gains.variances,), (gains.up_variances,), (gains.shares,), ~gains.is_loose.any())
 
 
-def _join_levels(tree: CompleteTree | ParentTree, values: list[jax.Array], gains: list[passes.Gains]) -> TreeEstimate:
-    def whole(name: str) -> jax.Array:
-        parts = zip(gains, tree.level_sizes, strict=True)
-        return jnp.concatenate([jnp.broadcast_to(getattr(g, name), (size,)) for g, size in parts])
-
+def _collect(tree: CompleteTree | ParentTree, values: list[jax.Array], gains: list[passes.Gains]) -> TreeEstimate:
     loose = jnp.stack([g.is_loose.any() for g in gains]).any()
-    return TreeEstimate(tree, jnp.concatenate(values), whole("variances"), whole("up_variances"), whole("shares"), ~loose)
+    return TreeEstimate(
+        tree,
+        tuple(values),
+        tuple(g.variances for g in gains),
+        tuple(g.up_variances for g in gains),
+        tuple(g.shares for g in gains),
+        ~loose,
+    )

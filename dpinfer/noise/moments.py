@@ -20,9 +20,10 @@ def stddev(noise: str, scale: Any) -> Any:
     ``scale`` is b in exp(-|k|/b) for the (discrete) Laplace law, sigma in exp(-k^2/(2 sigma^2)) for the (discrete) Gaussian.
     """
     xp = jnp if isinstance(scale, jax.Array) else np
-    scale = xp.asarray(scale) * 1.0
+    scale = xp.asarray(scale)
     if noise == "laplace":
         return xp.asarray(scale * 2**0.5)
+    scale = scale if xp.issubdtype(scale.dtype, xp.floating) else scale * 1.0
     if noise == "gaussian":
         return xp.asarray(scale)
     regular = (scale > 0) & xp.isfinite(scale)

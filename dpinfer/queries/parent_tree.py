@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, final
 
 import jax
@@ -77,6 +78,52 @@ class Blocks:
             return lax.dynamic_update_slice_in_dim(entries, new, start, 0), None
 
         return lax.scan(step, entries, (jnp.asarray(self.start), jnp.asarray(self.stop)))[0]
+
+
+@pytree
+class Links:
+    """A tree's nodes level by level from the root, siblings side by side, and what leads from one level to the next.
+
+    Attributes:
+        fan_outs: for each level, the most children a node has, and whether all nodes have that many.
+        parents: for each level below the root's, the parent's place within the level above.
+        num_children: for each level, the children of each node.
+    """
+
+    fan_outs: tuple[tuple[int, bool], ...] = static()
+    parents: tuple[Array, ...]
+    num_children: tuple[Array, ...]
+
+    def sum_children(self, entries: jax.Array, depth: int, most: jax.Array | None = None) -> jax.Array:
+        """From the level at ``depth``, each parent's sum over its children: over those of at most ``most``, if that is given."""
+        widest, is_even = self.fan_outs[depth - 1]
+        if is_even:
+            groups = entries.reshape(-1, widest)
+            groups = groups if most is None else jnp.where(groups <= most[:, None], groups, 0)
+            return jnp.matmul(groups, jnp.ones(widest, entries.dtype), precision=lax.Precision.HIGHEST)
+        parents = jnp.asarray(self.parents[depth - 1])
+        kept = entries if most is None else jnp.where(entries <= self.hand_down(most, depth), entries, 0)
+        return jax.ops.segment_sum(
+            kept, parents, self.num_children[depth - 1].shape[0], indices_are_sorted=True, mode="promise_in_bounds"
+        )
+
+    def hand_down(self, entries: jax.Array, depth: int) -> jax.Array:
+        """To the level at ``depth``, each parent's entry for each of its children."""
+        widest, is_even = self.fan_outs[depth - 1]
+        if is_even:
+            return jnp.broadcast_to(entries[:, None], (entries.shape[0], widest)).reshape(-1)
+        return entries.at[jnp.asarray(self.parents[depth - 1])].get(mode="promise_in_bounds")
+
+    def is_leaf(self, depth: int) -> jax.Array:
+        return jnp.asarray(self.num_children[depth]) == 0
+
+    def num_siblings(self, depth: int) -> Array:
+        """How many children the parent of each node at ``depth`` has."""
+        return self.hand_down(jnp.asarray(self.num_children[depth - 1]), depth)
+
+    def correct(self, up: jax.Array, share: jax.Array, correction: jax.Array, depth: int) -> jax.Array:
+        """Up + share * correction of the parent."""
+        return up + share * self.hand_down(correction, depth)
 
 
 @final
@@ -161,8 +208,16 @@ class ParentTree(Tree):
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Nodes by level from the root, by index within a level."""
-        return read_only(np.argsort(self.depths, kind="stable"))
+        """Nodes by level from the root; within a level siblings side by side in index order, families in their parents' order."""
+        bounds = np.cumsum((0, *self.level_sizes)).tolist()
+        order, position = np.argsort(self.depths, kind="stable"), np.zeros(self.num_nodes, dtype=np.int64)
+        for start, stop in pairwise(bounds):
+            nodes = order[start:stop]
+            families = position[self.parents[nodes]]
+            if np.any(families[1:] < families[:-1]):
+                nodes = order[start:stop] = nodes[np.argsort(families, kind="stable")]
+            position[nodes] = np.arange(start, stop)
+        return read_only(order)
 
     @cached_property
     def is_level_order(self) -> bool:
@@ -170,12 +225,17 @@ class ParentTree(Tree):
         return bool(np.array_equal(self.order, np.arange(self.num_nodes)))
 
     @cached_property
-    def links(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """By level: each node's parent's place within the level above (from the second level on), each node's children."""
+    def links(self) -> Links:
+        """How the levels hang together: the order of work of passes over trees of few levels."""
         bounds = np.cumsum((0, *self.level_sizes)).tolist()
         parents = np.split(np.asarray(self.blocks.parent[: self.num_nodes]), bounds[1:-1])[1:]
         children = np.split(self.num_children[self.order], bounds[1:-1])
-        return tuple(p - bound for p, bound in zip(parents, bounds, strict=False)), tuple(children)
+        places = (p - bound for p, bound in zip(parents, bounds, strict=False))
+        return Links(
+            tuple((int(c.max()), bool((c == c[0]).all())) for c in children),
+            tuple(p.astype(np.int32) for p in places),
+            tuple(c.astype(np.int32) for c in children),
+        )
 
     @cached_property
     def position(self) -> np.ndarray:

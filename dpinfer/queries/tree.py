@@ -4,6 +4,8 @@ import abc
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
@@ -167,7 +169,19 @@ class CompleteTree(Tree):
 
     def sum_children(self, children: Array) -> Array:
         """Each parent's sum over its children, from one level to the next above, along the last axis."""
-        return self.by_parent(children).sum(axis=-1)
+        groups = self.by_parent(children)
+        if isinstance(groups, jax.Array) and jnp.issubdtype(groups.dtype, jnp.floating):
+            # XLA's CPU code for a product with ones is three times as fast as for a sum over a short last axis.
+            return jnp.matmul(groups, jnp.ones(self.branching, groups.dtype), precision=jax.lax.Precision.HIGHEST)
+        return groups.sum(axis=-1)
+
+    def sum_leaves(self, rows: Array) -> Array:
+        """From one entry a row, along the last axis, the sum over the leaves of each of the lowest parents."""
+        start = self.shape[0] - self.n
+        if self.branching >= 4 and self.is_full and start % self.branching == 0:
+            # Adding up families in the upper levels too costs less than a copy of the leaves alone.
+            return self.sum_children(rows)[..., start // self.branching :]
+        return self.sum_children(rows[..., start:])
 
     def to_children(self, parents: Array, size: int) -> Array:
         """Each parent's entry, handed to each of its children (``size`` of them in all)."""

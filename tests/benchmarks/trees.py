@@ -1,11 +1,14 @@
 """Tree least squares beside a numpy version of the same two passes and, where installed, OpenDP's post-processor.
 
-python -m tests.benchmarks.trees [--rounds 9]
+python -m tests.benchmarks.trees [--rounds 9] [--processes 3]
 """
 
 import argparse
 import importlib.util
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -40,6 +43,13 @@ def numpy_two_passes(values: np.ndarray, n: int, branching: int) -> np.ndarray:
     return final
 
 
+def ragged_parents(level_sizes: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """The parents of a tree with levels of the given sizes whose families are as uneven as chance makes them."""
+    start = np.cumsum((0, *level_sizes))
+    levels = [start[depth] + np.sort(rng.integers(0, size, below)) for depth, (size, below) in enumerate(pairwise(level_sizes))]
+    return np.concatenate([[-1], *levels])
+
+
 def opendp_consistency(values: np.ndarray, branching: int) -> Callable[[], Any] | None:
     """OpenDP's consistent_b_ary_tree on the same values with a root in front, or None if it is not installed."""
     if importlib.util.find_spec("opendp") is None:
@@ -53,7 +63,9 @@ def opendp_consistency(values: np.ndarray, branching: int) -> Callable[[], Any] 
     return lambda: post(with_root)
 
 
-def case(n: int, branching: int, batch: int | None, rounds: int, *, peers: bool) -> None:
+def case(n: int, branching: int, batch: int | None, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every candidate on one problem, or on ``batch`` of them at once."""
+    dp.enable_x64()
     tree = Tree.complete(n, branching)
     rows = tree.shape[0]
     rng = np.random.default_rng(0)
@@ -69,36 +81,40 @@ def case(n: int, branching: int, batch: int | None, rounds: int, *, peers: bool)
         "dpinfer, values": lambda: ours(device_values),
     }
     np.testing.assert_allclose(ours(device_values), numpy_two_passes(values, n, branching), atol=1e-9)
-    if peers and not batch:
+    if not batch:
         per_row = jnp.asarray(rng.uniform(1, 2, rows))
         everything = jax.jit(lambda v, s: dp.least_squares(dp.Measurement(tree, v, "laplace", s)))
-        candidates["dpinfer, any scale, all variances"] = lambda: everything(device_values, per_row)
-        general = Tree.from_parents(tree.parents)
-        with_root = jnp.concatenate([jnp.zeros(1), device_values])
-        spread = jnp.concatenate([jnp.full(1, jnp.inf), per_row])
-        candidates["dpinfer, any tree, all variances"] = lambda: dp.least_squares(
-            dp.Measurement(general, with_root, "laplace", spread)
+        candidates["dpinfer, all variances, any scales"] = lambda: everything(device_values, per_row)
+        ragged = Tree.from_parents(ragged_parents(tree.level_sizes, rng))
+        nodes = jnp.asarray(rng.integers(0, 1000, ragged.num_nodes).astype(float))
+        spread = jnp.asarray(rng.uniform(1, 2, ragged.num_nodes))
+        candidates["dpinfer, all variances, ragged tree"] = lambda: dp.least_squares(
+            dp.Measurement(ragged, nodes, "laplace", spread)
         )
         opendp = opendp_consistency(values, branching)
         if opendp is not None:
             candidates["OpenDP consistent_b_ary_tree"] = opendp
-    title = f"{batch or 1} x {n:,} leaves, b = {branching}"
-    print(f"\n{title}\n{'':36}{'median ms':>12}{'min ms':>10}{'x numpy':>10}{'by min':>9}")
-    for name, median, least, ratio, by_min in summary(interleaved(candidates, rounds), "numpy, reshaped sums"):
-        print(f"{name:36}{median:12.2f}{least:10.2f}{ratio:10.2f}{by_min:9.2f}")
+    return interleaved(candidates, rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="in each process")
+    parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--leaves", type=int, default=2**20)
     parser.add_argument("--batch", type=int, default=1000)
     options = parser.parse_args()
-    dp.enable_x64()
     print(machine())
-    for branching in (2, 16):
-        case(options.leaves, branching, None, options.rounds, peers=True)
-        case(4096, branching, options.batch, options.rounds, peers=False)
+    # Fresh processes: what a large array leaves behind in the allocator changes the next measurement by half.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as fresh:
+        for branching in (2, 16):
+            for n, batch in ((options.leaves, None), (4096, options.batch)):
+                runs = [fresh.submit(case, n, branching, batch, options.rounds).result() for _ in range(options.processes)]
+                pooled = {name: [x for run in runs for x in run[name]] for name in runs[0]}
+                print(f"\n{batch or 1} x {n:,} leaves, b = {branching}")
+                print(f"{'':36}{'median ms':>12}{'min ms':>10}{'x numpy':>10}{'by min':>9}")
+                for name, median, least, ratio, by_min in summary(pooled, "numpy, reshaped sums"):
+                    print(f"{name:36}{median:12.2f}{least:10.2f}{ratio:10.2f}{by_min:9.2f}")
 
 
 if __name__ == "__main__":

@@ -80,3 +80,15 @@ def test_a_large_tree_knows_its_sensitivity_without_columns():
     tree = Tree.complete(2**20, 2, root=True)
     assert tree.sensitivity() == 21
     assert tree.sensitivity(neighbors="replace_one") == 40
+
+
+@pytest.mark.parametrize(
+    ("n", "branching", "root"), [(16, 4, False), (16, 4, True), (125, 5, False), (8, 2, False), (13, 4, False)]
+)
+def test_sums_over_the_lowest_families(n, branching, root):
+    tree = Tree.complete(n, branching, root=root)
+    rows = np.random.default_rng(0).normal(size=(3, tree.shape[0]))
+    leaves = rows[:, -n:]
+    expected = [[leaf[i : i + branching].sum() for i in range(0, n, branching)] for leaf in leaves]
+    np.testing.assert_allclose(tree.sum_leaves(rows), expected, atol=1e-14)
+    np.testing.assert_allclose(tree.sum_leaves(jnp.asarray(rows)), expected, atol=1e-14)
