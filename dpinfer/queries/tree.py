@@ -177,11 +177,13 @@ class CompleteTree(Tree):
 
     def sum_leaves(self, rows: Array) -> Array:
         """From one entry a row, along the last axis, the sum over the leaves of each of the lowest parents."""
-        start = self.shape[0] - self.n
-        if self.branching >= 4 and self.is_full and start % self.branching == 0:
-            # Adding up families in the upper levels too costs less than a copy of the leaves alone.
-            return self.sum_children(rows)[..., start // self.branching :]
-        return self.sum_children(rows[..., start:])
+        start, stop = self.shape[0] - self.n, self.shape[0]
+        if not isinstance(rows, jax.Array) or self.branching > 16 or self.n % self.branching:
+            return self.sum_children(rows[..., start:])
+        # Every b-th row from the first, second, ... leaf on: no copy of the leaves has to be made. The barrier keeps XLA
+        # from adding them up again wherever the sums are used.
+        siblings = (jax.lax.slice_in_dim(rows, start + i, stop, self.branching, -1) for i in range(self.branching))
+        return jax.lax.optimization_barrier(sum(siblings))
 
     def to_children(self, parents: Array, size: int) -> Array:
         """Each parent's entry, handed to each of its children (``size`` of them in all)."""
