@@ -211,9 +211,11 @@ def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | N
     lower, upper = (float(end[0]) for end in total.interval(level))
     if as_json:
         facts = {"output": str(output), "cells": n, "total": float(total.values[0]), "lower": lower, "upper": upper}
-        print(json.dumps(facts))
+        print(json.dumps({**facts, "cell_intervals": answers.auto_method}))
     else:
         print(f"{output}: {n:,} cells; total {float(total.values[0]):,.0f}, {level:.0%} interval {lower:,.0f} to {upper:,.0f}")
+        if answers.auto_method == "normal":
+            print("The cells' intervals take their errors as normal: there are too many to find the law of each.")
 
 
 def _answer(

@@ -8,6 +8,8 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer.inference.answers import Answers
+from dpinfer.inference.error_law import ErrorLaw
+from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
@@ -18,7 +20,10 @@ class LinearEstimate(abc.ABC):
 
     Attributes:
         cells: [n], the estimated cells; they may be negative and fractional, since clipping would bias every sum.
+        measurement: what it was estimated from.
     """
+
+    measurement: Measurement | None
 
     @property
     @abc.abstractmethod
@@ -41,6 +46,8 @@ class LinearEstimate(abc.ABC):
                     f"{bad[:10].tolist()}{'...' if bad.size > 10 else ''} of {queries!r}. Ask for sums that the measured queries "
                     "can be added up to, or measure more."
                 )
+            if self.measurement is not None and _checks.is_concrete(self.measurement, queries):
+                return Answers(answers.values, answers.stddev, ErrorLaw(self.measurement, queries))
         return answers
 
     def covariance(self, workload: Any) -> Array:

@@ -1,5 +1,6 @@
 """Weighted least squares: the best linear unbiased estimate of the cells from noisy answers."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -53,15 +54,15 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     stddev = jnp.asarray(measurement.stddev).astype(values.dtype)
     match measurement.queries:
         case CompleteTree() as tree:
-            regular = _is_regular(stddev)
-            return _checked(solve_complete(tree, values, stddev, is_regular=regular), measurement)
+            estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
         case ParentTree() as tree:
-            return _checked(_solve_parent_tree(tree, values, stddev), measurement)
+            estimate = _checked(_solve_parent_tree(tree, values, stddev), measurement)
         case Identity(n):
-            regular = _is_regular(stddev)
-            return _checked(solve_complete(CompleteTree(n, max(n, 2)), values, stddev, is_regular=regular), measurement)
+            tree = CompleteTree(n, max(n, 2))
+            estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
         case queries:
-            return _solve_dense(queries, values, stddev)
+            estimate = _solve_dense(queries, values, stddev)
+    return replace(estimate, measurement=measurement)
 
 
 def _is_regular(stddev: jax.Array) -> bool:
@@ -128,6 +129,7 @@ class DenseEstimate(LinearEstimate):
     inverse: Array
     length: Array
     row_space: Array
+    measurement: Measurement | None = None
 
     @property
     def cells(self) -> Array:

@@ -13,6 +13,7 @@ from dpinfer._pytree import pytree, static
 from dpinfer.inference import tree as passes
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
@@ -46,6 +47,7 @@ class TreeEstimate(LinearEstimate):
     up_pieces: tuple[Array, ...]
     share_pieces: tuple[Array, ...]
     is_determined: Array
+    measurement: Measurement | None = None
 
     @property
     def node_values(self) -> Array:
@@ -142,7 +144,8 @@ def _join(pieces: list[Answers], dtype: Any) -> Answers:
     if len(pieces) == 1:
         return Answers(jnp.asarray(pieces[0].values), jnp.asarray(pieces[0].stddev))
     empty = jnp.zeros((0,), dtype)
-    return Answers(*(jnp.concatenate([empty, *(getattr(p, name) for p in pieces)]) for name in ("values", "stddev")))
+    values, stddev = (jnp.concatenate([empty, *(getattr(p, name) for p in pieces)]) for name in ("values", "stddev"))
+    return Answers(values, stddev)
 
 
 @jax.jit
