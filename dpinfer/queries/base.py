@@ -63,6 +63,11 @@ class Queries(abc.ABC):
         return True
 
     @property
+    def has_zero_one_entries(self) -> bool:
+        """Whether every entry of the matrix is known to be 0 or 1."""
+        return True
+
+    @property
     def levels(self) -> np.ndarray | None:
         """The level of each row, int64 [m], for budgets by level: a tree's from the top, a stack's parts; else None."""
         return None

@@ -37,6 +37,10 @@ class VStack(Queries):
         return all(part.is_integer for part in self.parts)
 
     @property
+    def has_zero_one_entries(self) -> bool:
+        return all(part.has_zero_one_entries for part in self.parts)
+
+    @property
     def levels(self) -> np.ndarray:
         return np.repeat(np.arange(len(self.parts)), [part.shape[0] for part in self.parts])
 

@@ -46,6 +46,37 @@ class Prefix(Queries):
 
 @final
 @pytree
+class Suffix(Queries):
+    """Counts from each cell on: row i is the sum of cells i to n - 1, the i-th included."""
+
+    n: int = static()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _checks.integer("n", self.n, least=1))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n, self.n
+
+    def _forward(self, x: Array) -> Array:
+        return namespace(x).cumsum(x[..., ::-1], axis=-1)[..., ::-1]
+
+    def _backward(self, y: Array) -> Array:
+        return namespace(y).cumsum(y, axis=-1)
+
+    def as_ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(self.n), np.full(self.n, self.n)
+
+    def gram(self) -> Array:
+        index = np.arange(self.n)
+        return 1 + np.minimum(index[:, None], index)
+
+    def _largest_pair(self, weights: Array, order: int) -> Any:
+        return weights[1:].sum()  # cells 0 and n-1 differ in every row but the first
+
+
+@final
+@pytree
 class Ranges(Queries):
     """Sums of ``cells[start:stop]``, one row a range; half-open, in the order given. Empty ranges are allowed.
 

@@ -10,14 +10,78 @@ import pytest
 from references import complete_tree_parents, largest_change, range_matrix, tree_matrix
 
 import dpinfer as dp
-from dpinfer.queries import AllRange, Dense, Identity, Prefix, Ranges, Total, Tree, VStack
+from dpinfer.queries import (
+    AllRange,
+    Boxes,
+    Dense,
+    Haar,
+    Identity,
+    Kronecker,
+    Partition,
+    Prefix,
+    Ranges,
+    Suffix,
+    Total,
+    Tree,
+    VStack,
+    Weighted,
+)
 from dpinfer.queries.tree import CompleteTree
 
 PARENTS = [3, 3, 5, -1, 0, 3, 5, 0, 6]  # node numbers in no particular order; one inner node has a single child
 
 
+def haar_matrix(n):
+    """The total, then left half less right half of each node of the padded binary tree, level by level."""
+    size = 1 << (n - 1).bit_length()
+    rows = [np.ones(size)]
+    width = size
+    while width > 1:
+        for start in range(0, size, width):
+            row = np.zeros(size)
+            row[start : start + width // 2], row[start + width // 2 : start + width] = 1, -1
+            rows.append(row)
+        width //= 2
+    return np.array(rows)[:, :n]
+
+
+def box_matrix(shape, starts, stops):
+    rows = []
+    for start, stop in zip(starts, stops, strict=True):
+        grid = np.zeros(shape)
+        grid[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] = 1
+        rows.append(grid.ravel())
+    return np.array(rows)
+
+
 def families():
     rng = np.random.default_rng(0)
+    for n in (1, 2, 6, 8, 11):
+        yield f"Haar({n})", Haar(n), haar_matrix(n)
+    for n in (1, 2, 7):
+        yield f"Suffix({n})", Suffix(n), np.triu(np.ones((n, n)))
+        labels = rng.integers(0, 4, n)
+        yield f"Partition({n})", Partition(labels), (np.arange(labels.max() + 1)[:, None] == labels).astype(float)
+        weights = rng.integers(-3, 4, n)
+        yield f"Weighted({n})", Weighted(Prefix(n), weights), weights[:, None] * np.tril(np.ones((n, n)))
+        yield f"Weighted({n},2)", Weighted(Total(n), 2), np.full((1, n), 2.0)
+    yield "Partition of one", Partition([2, 2, 2]), np.array([[0.0] * 3, [0.0] * 3, [1.0] * 3])
+    for shape in ((1,), (5,), (2, 3), (3, 1, 2)):
+        starts = rng.integers(0, np.array(shape) + 1, (6, len(shape)))
+        stops = rng.integers(starts, np.array(shape) + 1)
+        yield f"Boxes{shape}", Boxes(shape, starts, stops), box_matrix(shape, starts, stops)
+    small = rng.integers(-2, 3, (3, 2))
+    for name, factors in {
+        "one": [Prefix(3)],
+        "marginal": [Identity(3), Total(2)],
+        "ranges": [Prefix(3), Tree.complete(4, 2), Identity(2)],
+        "signed": [Haar(3), Dense(small)],
+        "stack": [VStack([Identity(2), Total(2)]), Total(1), Partition([0, 1, 0])],
+    }.items():
+        matrix = np.ones((1, 1))
+        for factor in factors:
+            matrix = np.kron(matrix, np.asarray(factor.dense()))
+        yield f"Kronecker({name})", Kronecker(factors), matrix
     for n in (1, 2, 7):
         yield f"Identity({n})", Identity(n), np.eye(n)
         yield f"Total({n})", Total(n), np.ones((1, n))
@@ -121,7 +185,7 @@ def test_a_family_is_a_pytree_whose_structure_is_static(queries, matrix):
     rebuilt = jax.tree.unflatten(treedef, leaves)
     assert all(np.issubdtype(np.asarray(leaf).dtype, np.number) for leaf in leaves)
     np.testing.assert_array_equal(rebuilt.dense(), matrix)
-    if not leaves:
+    if not leaves and not isinstance(queries, Kronecker):
         assert rebuilt is queries  # so that what it has cached is kept
 
 
@@ -178,6 +242,18 @@ def test_equal_content_is_equal_and_compiles_once():
         (lambda: Tree.from_parents([-1, 0, 0], [0]), "leaf_cells must be a permutation"),
         (lambda: Dense([1, 2]), r"matrix must have shape \[m, n\]"),
         (lambda: Dense([[1.0, np.nan]]), "matrix must be finite, got nan at position 1"),
+        (lambda: Haar(0), "n must be at least 1, got 0"),
+        (lambda: Partition([]), "labels must hold one label"),
+        (lambda: Partition([0, -1]), "labels must hold one label from 0"),
+        (lambda: Partition([0.5]), "labels must hold integers"),
+        (lambda: Kronecker([]), "parts must be a non-empty list of queries"),
+        (lambda: Kronecker([np.eye(2)]), "parts must be a non-empty list of queries"),  # pyright: ignore[reportArgumentType]
+        (lambda: Weighted(Identity(2), [1, 2, 3]), r"weights must be a number or have shape \[2\]"),
+        (lambda: Weighted(Identity(2), [1, np.inf]), "weights must be finite"),
+        (lambda: Weighted(np.eye(2), 1), "queries must be a family"),  # pyright: ignore[reportArgumentType]
+        (lambda: Boxes((2, 2), [[0, 0]], [[1, 3]]), r"row 0 is \[0, 0\] to \[1, 3\]"),
+        (lambda: Boxes((2, 2), [0, 0], [1, 1]), r"starts must have shape \[m, 2\]"),
+        (lambda: Boxes(4, [[0]], [[1]]), "shape must list the cells"),  # pyright: ignore[reportArgumentType]
         (lambda: VStack([]), "parts must be a non-empty list of queries"),
         (lambda: VStack([Identity(2), Identity(3)]), r"same cells, got \[2, 3\] cells"),
     ],
@@ -222,3 +298,29 @@ def test_privacy_loss_is_an_exact_fraction():
     assert loss(stack, weights[:2], stack.levels, 1, "add_remove") == weights[0] + weights[1]
     assert loss(stack, weights[:2], stack.levels, 1, "replace_one") == 2 * weights[0]
     assert loss(Prefix(5), [Fraction(1, 3)], None, 2, "add_remove") == Fraction(5, 3)
+
+
+def test_sensitivity_of_a_large_product_forms_no_columns():
+    cube = Kronecker([Prefix(2)] * 10)
+    assert cube.shape == (1024, 1024)
+    # Column (0, ..., 0) has 2^10 ones, and every column has the last row in common with it.
+    assert cube.sensitivity() == 1024
+    assert cube.sensitivity(1, "replace_one") == 1023
+    grid = Kronecker([Identity(1024), Tree.complete(1024, 2)])
+    assert grid.sensitivity() == 10
+    assert grid.sensitivity(2, "replace_one") == math.sqrt(20)
+    table = Kronecker([Identity(4)] * 10)
+    x = np.arange(4**10)
+    np.testing.assert_array_equal(table @ x, x)
+    np.testing.assert_array_equal(Kronecker([Total(4)] * 9 + [Identity(4)]) @ x, x.reshape(-1, 4).sum(axis=0))
+
+
+def test_privelet_is_haar_at_equal_scales():
+    # Xiao, Wang, Gehrke 2010: generalised sensitivity 1 + log2 n, and at most this variance for any range.
+    for n in (2, 8, 64):
+        assert Haar(n).sensitivity() == 1 + math.log2(n)
+        scale = 1.0 + math.log2(n)
+        estimate = dp.least_squares(dp.Measurement(Haar(n), np.zeros(n), "laplace", scale))
+        variances = np.square(np.asarray(estimate.answer(AllRange(n)).stddev))
+        assert variances.max() <= (2 + math.log2(n)) * scale**2
+    assert repr(Haar(5)) == "Haar(5, padded to 8)"
