@@ -84,6 +84,12 @@ class Haar(Queries):
         depth = self._height - np.frexp(apart.astype(np.float64))[1]
         return np.where(apart == 0, self._height + 1, depth).astype(np.int64)
 
+    def _change_at_equal_weights(self, order: int, neighbors: str) -> int:
+        if neighbors == "add_remove":
+            return self._height + 1
+        # Two cells that part at the root, of which there are some for n > 1.
+        return 2**order + 2 * (self._height - 1) if self.n > 1 else 0
+
     def _largest_row(self) -> int:
         return self.padded
 

@@ -221,6 +221,13 @@ class CompleteTree(Tree):
         blocks = (index // self.branching**height for height in range(len(self.measured_sizes)))
         return sum((block[:, None] == block).astype(np.int64) for block in blocks)  # pyright: ignore[reportReturnType]
 
+    def _change_at_equal_weights(self, order: int, neighbors: str) -> int:
+        del order
+        if neighbors == "add_remove":
+            return len(self.measured_sizes)
+        # The first and the last cell share a node only where a level has no other.
+        return 2 * sum(size > 1 for size in self.measured_sizes)
+
     def _largest_pair(self, weights: Array, order: int) -> Any:
         # The two cells whose paths from their lowest common ancestor down weigh most: a tree's diameter, one level at a time.
         xp = namespace(weights)
