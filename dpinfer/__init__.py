@@ -11,6 +11,7 @@ from dpinfer.inference import Answers, LinearEstimate, least_squares
 from dpinfer.measurement import Measurement
 from dpinfer.mechanisms import measure, simulate
 from dpinfer.privacy import Ledger
+from dpinfer.private_cells import PrivateCells
 from dpinfer.release import Release
 
 __version__ = version("dpinfer")
@@ -22,6 +23,7 @@ __all__ = [
     "Ledger",
     "LinearEstimate",
     "Measurement",
+    "PrivateCells",
     "Release",
     "count",
     "datasets",

@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ def _exact(number: Any) -> Fraction:
     return Fraction(number)
 
 
-@final
 class Ledger:
     """A privacy budget that is spent measurement by measurement and never overdrawn; sums are exact fractions.
 

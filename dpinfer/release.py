@@ -5,6 +5,7 @@ import json
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
@@ -16,7 +17,23 @@ from dpinfer import noise as laws
 from dpinfer._files import replacing
 from dpinfer.domain import Domain
 from dpinfer.measurement import Measurement, check_spread
-from dpinfer.queries import AllRange, Dense, Identity, Prefix, Queries, Ranges, Total, VStack
+from dpinfer.privacy import largest_change
+from dpinfer.queries import (
+    AllRange,
+    Boxes,
+    Dense,
+    Haar,
+    Identity,
+    Kronecker,
+    Partition,
+    Prefix,
+    Queries,
+    Ranges,
+    Suffix,
+    Total,
+    VStack,
+    Weighted,
+)
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
 from dpinfer.queries.parent_tree import ParentTree
@@ -25,7 +42,11 @@ from dpinfer.queries.tree import CompleteTree
 _FORMAT = "dpinfer release"
 _VERSION = 1
 _FAMILIES = {
-    family.__name__: family for family in (Identity, Total, Prefix, Ranges, AllRange, CompleteTree, ParentTree, Dense, VStack)
+    family.__name__: family
+    for family in (
+        *(Identity, Total, Prefix, Suffix, Ranges, AllRange, Boxes, Partition, Haar, Dense),
+        *(CompleteTree, ParentTree, VStack, Kronecker, Weighted),
+    )
 }
 
 
@@ -108,6 +129,38 @@ class Release:
             scale = laws.scale_from_stddev(noise, check_spread("stddev", stddev, queries.shape[0]))
         return Release(Measurement(queries, values, noise, scale), simulated=simulated, domain=domain)
 
+    @staticmethod
+    def concat(releases: Sequence["Release"], *, adaptive: bool = True) -> "Release":
+        """Several releases of the same cells as one: the rows of all, the losses composed.
+
+        With ``adaptive=True`` the losses add up, which holds although later questions may have depended on earlier answers, as
+        long as the total was fixed beforehand (a Ledger does that). With ``adaptive=False``, your word that nothing of what was
+        asked depended on an answer, the loss is read off the stacked matrix and the scales: disjoint parts cost what the most
+        expensive of them costs. It is never more than the sum.
+
+        Raises:
+            ValueError: if the releases differ in cells, noise, domain, neighbour relation or kind of loss.
+        """
+        releases = list(releases)
+        if not releases or not all(isinstance(r, Release) for r in releases):
+            raise ValueError("releases must be a non-empty list of Releases.")
+        first = releases[0]
+        for name in ("neighbors", "simulated"):
+            if len({getattr(r, name) for r in releases}) > 1:
+                raise ValueError(f"releases must agree in {name}, got {[getattr(r, name) for r in releases]}.")
+        if any(r.domain != first.domain for r in releases):
+            raise ValueError("releases must have the same domain, or none.")
+        measurement = Measurement.concat([r.measurement for r in releases])
+        losses = {}
+        for unit, order in (("epsilon", 1), ("rho", 2)):
+            known = [getattr(r, unit) for r in releases]
+            if len({loss is None for loss in known}) > 1:
+                raise ValueError(f"releases must all have a loss in {unit} or none, got {known}; the two do not mix.")
+            losses[unit] = None if known[0] is None else sum(known, Fraction(0))
+            if losses[unit] is not None and not adaptive and first.neighbors is not None:
+                losses[unit] = min(losses[unit], _stacked_loss(measurement, order, first.neighbors))
+        return Release(measurement, **losses, neighbors=first.neighbors, simulated=first.simulated, domain=first.domain)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the release to one file (a .npz with a JSON header; no pickle). The file appears whole or not at all."""
         arrays: dict[str, np.ndarray] = {}
@@ -172,6 +225,14 @@ class Release:
         return f"Release({self.queries!r}, noise={self.noise!r}, {spend}, neighbors={self.neighbors!r})"
 
 
+def _stacked_loss(measurement: Measurement, order: int, neighbors: str) -> Fraction:
+    """The loss of all rows together from the matrix and the scales as they are stored, each the nearest float."""
+    scales, rows = np.unique(np.broadcast_to(measurement.scale, measurement.values.shape), return_inverse=True)
+    spreads = [Fraction(s) ** order if np.isfinite(s) else None for s in scales.tolist()]
+    losses = [Fraction(0) if s is None else 1 / (order * s) for s in spreads]
+    return largest_change(measurement.queries, losses, rows.reshape(-1), order, neighbors)
+
+
 def check_domain(domain: Any, queries: Queries) -> None:
     """Refuse what is no domain (or None), and a domain of another number of cells than the queries'."""
     if domain is None:
@@ -202,8 +263,10 @@ def _describe(queries: Queries, arrays: dict[str, np.ndarray]) -> dict[str, Any]
     fields: dict[str, Any] = {"family": type(queries).__name__}
     for field in dataclasses.fields(queries):  # pyright: ignore[reportArgumentType]
         value = getattr(queries, field.name)
-        if isinstance(value, tuple):
-            value = [_describe(part, arrays) for part in value]
+        if isinstance(value, Queries):
+            value = _describe(value, arrays)
+        elif isinstance(value, tuple):
+            value = [_describe(part, arrays) if isinstance(part, Queries) else part for part in value]
         elif value is not None and not isinstance(value, (bool, int)):
             value = {"array": _keep(value, arrays)}
         fields[field.name] = value
@@ -215,7 +278,7 @@ def _rebuild(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Queries:
     family = _FAMILIES[rest.pop("family")]
     for name, value in rest.items():
         if isinstance(value, dict):
-            rest[name] = arrays[value["array"]]
+            rest[name] = _rebuild(value, arrays) if "family" in value else arrays[value["array"]]
         elif isinstance(value, list):
-            rest[name] = tuple(_rebuild(part, arrays) for part in value)
+            rest[name] = tuple(_rebuild(part, arrays) if isinstance(part, dict) else part for part in value)
     return family(**rest)

@@ -12,7 +12,22 @@ import numpy as np
 import pytest
 
 import dpinfer as dp
-from dpinfer.queries import AllRange, Dense, Identity, Prefix, Ranges, Total, Tree, VStack
+from dpinfer.queries import (
+    AllRange,
+    Boxes,
+    Dense,
+    Haar,
+    Identity,
+    Kronecker,
+    Partition,
+    Prefix,
+    Ranges,
+    Suffix,
+    Total,
+    Tree,
+    VStack,
+    Weighted,
+)
 
 FAMILIES = [
     Identity(5),
@@ -23,6 +38,12 @@ FAMILIES = [
     Tree.complete(5, 2),
     Tree.complete(5, 3, root=True),
     Tree.from_parents([-1, 0, 0, 1, 1, 2, 2, 2], [4, 2, 3, 0, 1]),
+    Suffix(5),
+    Haar(5),
+    Partition([0, 2, 2, 0, 1]),
+    Boxes((5, 1), [[0, 0], [1, 0]], [[2, 1], [5, 1]]),
+    Kronecker([Prefix(5), Total(1)]),
+    Weighted(Total(5), [3]),
     Dense([[1, -1, 0, 2**40, 0]]),
     VStack([Identity(5), VStack([Total(5), Ranges(5, [1], [4])])]),
 ]
@@ -145,3 +166,52 @@ def test_values_made_elsewhere():
         dp.Release.from_values(Total(2), [1], noise="uniform", scale=1)
     with pytest.raises(ValueError, match="domain has 3 cells, but the strategy has 2"):
         dp.Release.from_values(Total(2), [1], noise="laplace", scale=1, domain=dp.Domain({"x": dp.Axis.integers(0, 3)}))
+
+
+def test_concatenated_losses_add_up_or_are_read_off_the_matrix():
+    domain = dp.Domain({"x": dp.Axis.integers(0, 4)})
+    halves = [Ranges(4, [0], [2]), Ranges(4, [2], [4])]
+    first, second = (dp.measure(np.arange(4), half, epsilon=0.25, domain=domain) for half in halves)
+    third = dp.measure(np.arange(4), Total(4), epsilon=0.5, domain=domain)
+    both = dp.Release.concat([first, second, third])
+    assert both.epsilon == 1
+    assert both.domain == domain
+    np.testing.assert_array_equal(both.values, [first.values[0], second.values[0], third.values[0]])
+    np.testing.assert_array_equal(both.scale, [4, 4, 2])
+    # The halves are disjoint: no record counts in both.
+    assert dp.Release.concat([first, second, third], adaptive=False).epsilon == Fraction(3, 4)
+    moved = [dp.measure(np.arange(4), half, epsilon=0.25, neighbors="replace_one") for half in halves]
+    assert dp.Release.concat(moved, adaptive=False).epsilon == Fraction(1, 2)
+    gaussian = [dp.measure(np.arange(4), half, rho=0.125) for half in halves]
+    assert dp.Release.concat(gaussian).rho == Fraction(1, 4)
+    stacked = dp.Release.concat(gaussian, adaptive=False).rho
+    assert stacked is not None
+    assert stacked <= Fraction(1, 4)
+    assert dp.Release.concat([first]).epsilon == first.epsilon
+    found = dp.least_squares(both).answer(Total(4))
+    np.testing.assert_allclose(found.stddev, np.sqrt(1 / (1 / (2 * first.stddev**2) + 1 / third.stddev**2)), rtol=1e-9)
+
+
+def test_a_stacked_loss_is_never_above_the_sum():
+    # Scales such as 10/3 are stored as the nearest float, whose loss may lie a rounding above.
+    releases = [dp.measure(np.arange(3), Identity(3), epsilon=Fraction(3, 10)) for _ in range(3)]
+    stacked = dp.Release.concat(releases, adaptive=False).epsilon
+    assert stacked is not None
+    assert stacked <= Fraction(9, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda r: [], "non-empty list"),
+        (lambda r: [r.measurement], "non-empty list"),
+        (lambda r: [r, dp.measure(np.arange(3), Identity(3), epsilon=1, neighbors="replace_one")], "agree in neighbors"),
+        (lambda r: [r, dp.measure(np.arange(3), Identity(3), rho=1)], "share one noise law"),
+        (lambda r: [r, dp.measure(np.arange(2), Identity(2), epsilon=1)], "same cells"),
+        (lambda r: [r, dp.Release.from_values(Identity(3), [1, 2, 3], noise="discrete_laplace", scale=1)], "agree in neighbors"),
+    ],
+)
+def test_releases_that_do_not_go_together(make, message):
+    release = dp.measure(np.arange(3), Identity(3), epsilon=1)
+    with pytest.raises(ValueError, match=message):
+        dp.Release.concat(make(release))

@@ -89,7 +89,7 @@ def measure(
     if ledger is not None and not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a dpinfer.Ledger, got {type(ledger).__name__}.")
     check_domain(domain, strategy)
-    private = _host_integers(cells, strategy.shape[1])
+    private = host_integers(cells, strategy.shape[1])
     if kind.startswith("level"):
         if not hasattr(value, "__len__"):
             raise ValueError(f"{kind} must be a list with one entry for each level, got {value!r}.")
@@ -207,7 +207,7 @@ def _one_budget(epsilon: Any, rho: Any, level_epsilons: Any, level_rhos: Any) ->
     return next(iter(given.items()))
 
 
-def _host_integers(cells: Any, size: int) -> np.ndarray:
+def host_integers(cells: Any, size: int | None = None) -> np.ndarray:
     """Private cells as int64, checked by dtype and public size alone; unsigned counts beyond int64 saturate."""
     if isinstance(cells, Tracer):
         raise ValueError("measure runs on the host, not under jit, vmap or grad; simulate does.")
@@ -218,7 +218,9 @@ def _host_integers(cells: Any, size: int) -> np.ndarray:
     array = np.asarray(cells)
     if array.dtype.kind not in "iu":
         raise ValueError(f"cells must have an integer dtype to be measured exactly, got {array.dtype}. Round them first.")
-    if array.shape != (size,):
+    if array.ndim != 1 or (size is None and array.size == 0):
+        raise ValueError("cells must be a vector with one entry for each cell, at least one.")
+    if size is not None and array.size != size:
         raise ValueError(f"cells must be a vector with one entry for each of the strategy's {size} cells.")
     if array.dtype.kind == "u":
         array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
