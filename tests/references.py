@@ -1,5 +1,6 @@
 """The same answers by other means: slow, dense, and written from the definitions."""
 
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -91,3 +92,45 @@ def widest_range_variance(branching: int, levels: int) -> Fraction:
         variance += (1 / eigenvalue - before) / size * overlaps
         before = 1 / eigenvalue
     return variance
+
+
+def laplace_sum_by_partial_fractions(
+    unit: float, multiples: list[int], scales: np.ndarray, digits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(log density, log survival) at each z = unit * multiple >= 0 of a sum of Laplace noises of different scales.
+
+    f(z) = sum_i A_i exp(-z/b_i) / (2 b_i) with A_i = prod_{j != i} b_i^2 / (b_i^2 - b_j^2). The terms cancel down to any number
+    of digits, so that it takes ``digits`` of them.
+    """
+    with localcontext() as context:
+        context.prec, context.Emin, context.Emax = digits, MIN_EMIN, MAX_EMAX
+        scales = [Decimal(float(b)) for b in scales]
+        squares = [b * b for b in scales]
+        weights = []
+        for i, square in enumerate(squares):
+            below = Decimal(1)
+            for other in squares[:i] + squares[i + 1 :]:
+                below *= square - other
+            weights.append(square ** (len(squares) - 1) / below / 2)
+        logs = []
+        # An exponential takes a thousand times as long as a product.
+        decays = [(-Decimal(float(unit)) / b).exp() for b in scales]
+        for multiple in multiples:
+            tails = [a * decay**multiple for a, decay in zip(weights, decays, strict=True)]
+            densities = [tail / b for tail, b in zip(tails, scales, strict=True)]
+            logs.append((float(sum(densities).ln()), float(sum(tails).ln())))
+    return tuple(np.array(logs).T)
+
+
+def discrete_laplace_sum(scales: np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:
+    """(P(K = k), P(K > k)) for k = 0 .. reach of a sum of discrete Laplace noises, by convolution: all terms are positive."""
+    # What is cut off is below exp(-40) of what is kept, at k = reach too.
+    far = reach + int(40 * np.max(scales)) + 1
+    k = np.abs(np.arange(-far, far + 1))
+    masses = np.ones(1)
+    for scale in scales:
+        masses = np.convolve(masses, np.tanh(1 / (2 * scale)) * np.exp(-k / scale))
+    middle = masses.size // 2
+    masses = masses[middle : middle + far + 1]
+    tails = np.cumsum(masses[::-1])[::-1]
+    return masses[: reach + 1], tails[1 : reach + 2]

@@ -48,7 +48,7 @@ def discrete_half_widths(coefficients: np.ndarray, scale: np.ndarray, level: flo
             f"level {level!r} leaves less than {2 * _LEAST_TAIL:g}, which sums of discrete noises are not computed to. "
             "Ask for a lower level, for fewer joint answers, or for method='normal'."
         )
-    width = np.where(scale > 0, 0.5 / np.sinh(np.minimum(0.5 / np.where(scale > 0, scale, 1.0), 340.0)), 0.0)
+    width = np.where(scale > 0, 0.5 / np.sinh(np.minimum(0.5 / np.where(scale > 0, scale, 1.0), 50.0)), 0.0)
     coefficients = coefficients * (scale > 0)
     largest = coefficients.max(axis=1, initial=0.0)
     is_counted = coefficients > 1e-9 * largest[:, None]

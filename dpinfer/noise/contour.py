@@ -45,6 +45,8 @@ _ENDS = (2.0, 2.4, 2.8, 3.2, 3.6, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0
 _BISECTIONS = 18
 # Factors that are multiplied before their logarithm is taken; in 32 bit a product of two could overflow already.
 _GROUP = 8
+# From here on x^2 + 1 is x^2, and XLA's asinh and log square large complex numbers once too often.
+_LARGE = 1e8
 # Points whose paths are held at once: a few hundred megabytes.
 _MAX_POINTS = 1 << 14
 
@@ -58,7 +60,7 @@ class Path(NamedTuple):
         rate: what z is multiplied by in the exponent, less that of the middle.
         weight: ds / (pi du) times the step; half of it at the first node.
         middle_rate: what z is multiplied by where the path crosses the real axis.
-        log_middle: log M there.
+        log_middle: the same there as ``log_mgf`` at the nodes.
     """
 
     log_mgf: jax.Array
@@ -135,7 +137,7 @@ def _upper_quantile(log_p: jax.Array, scales: jax.Array, counts: jax.Array | Non
     # One more step for the derivatives with respect to p and the scales.
     tail, slope = _tail_and_slope(path, z)
     miss = path.log_middle - path.middle_rate * z + jnp.log(tail) - log_p
-    z = jnp.maximum(z + miss * lax.stop_gradient(tail / slope), 0.0)
+    z = z + miss * lax.stop_gradient(tail / slope)
     return z if lattice else z * kernel.unit
 
 
@@ -161,14 +163,33 @@ class Kernel(NamedTuple):
         return z if self.is_lattice else z / self.unit
 
     def rate(self, s: jax.Array) -> jax.Array:
-        return 2 * jnp.arcsinh(s / (2 * self.unit)) if self.is_lattice else s
+        return 2 * _asinh(s / (2 * self.unit)) if self.is_lattice else s
 
     def slope(self, s: jax.Array) -> jax.Array:
         """The derivative of the rate."""
         return 1 / (self.unit * jnp.sqrt(1 + jnp.square(s / (2 * self.unit)))) if self.is_lattice else jnp.ones_like(s)
 
+    def bend(self, s: jax.Array) -> jax.Array:
+        """The negative of the rate's second derivative."""
+        if not self.is_lattice:
+            return jnp.zeros_like(s)
+        x = s / (2 * self.unit)
+        # One factor after the other: none of them overflows, as a power of 3/2 of 1 + x^2 would.
+        return 0.5 / self.unit / self.unit / (1 + x * x) * (x / jnp.sqrt(1 + x * x))
+
     def log_factor(self, s: jax.Array) -> jax.Array:
-        return -0.5 * jnp.log(1 + jnp.square(s / (2 * self.unit))) if self.is_lattice else jnp.zeros_like(s)
+        if not self.is_lattice:
+            return jnp.zeros_like(s)
+        x = s / (2 * self.unit)
+        is_large = jnp.abs(x) > _LARGE
+        small = jnp.where(is_large, 0.0, x)
+        return -jnp.where(is_large, jnp.log(jnp.where(is_large, x, 1.0)), 0.5 * jnp.log(1 + small * small))
+
+
+def _asinh(x: jax.Array) -> jax.Array:
+    """Asinh for Re x >= 0."""
+    is_large = jnp.abs(x) > _LARGE
+    return jnp.where(is_large, jnp.log(2 * jnp.where(is_large, x, 1.0)), jnp.arcsinh(jnp.where(is_large, 0.0, x)))
 
 
 def _unit(scales: jax.Array) -> jax.Array:
@@ -193,7 +214,7 @@ def _path(z: jax.Array, r: jax.Array, kernel: Kernel, counts: jax.Array | None, 
     fixed, z = lax.stop_gradient(r), lax.stop_gradient(z)
     middle, distance, width = _saddle_point(z, fixed, kernel, counts, is_tail=is_tail)
     along = partial(_hyperbola, distance=distance, width=width)
-    log_middle, middle_rate = _log_mgf(distance, r, counts), kernel.rate(middle)
+    log_middle, middle_rate = _log_mgf(distance, r, counts) + kernel.log_factor(middle), kernel.rate(middle)
 
     def fall(u: jax.Array) -> jax.Array:
         turn, slope = along(u)
@@ -251,7 +272,7 @@ def _saddle_point(
     low, high = lax.fori_loop(0, _BISECTIONS, halve, (low, jnp.log(z * kernel.slope(jnp.zeros_like(z)) + 4.0) + 0.0 * low))
     v = (low + high) / 2
     c, t = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
-    return c, t, 1 / jnp.sqrt(derivatives(c, t)[1])
+    return c, t, 1 / jnp.sqrt(derivatives(c, t)[1] + z * kernel.bend(c))
 
 
 def _total(x: jax.Array, counts: jax.Array | None) -> jax.Array:

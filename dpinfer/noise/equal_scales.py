@@ -50,7 +50,7 @@ def upper_quantile(log_p: jax.Array, n: int) -> jax.Array:
 
     u = lax.stop_gradient(lax.fori_loop(0, 12, step, u))
     log_f, tail = _carry(u, n)
-    return jnp.maximum(u + (log_f + jnp.log(tail) - log_p) * lax.stop_gradient(tail), 0.0)
+    return u + (log_f + jnp.log(tail) - log_p) * lax.stop_gradient(tail)
 
 
 def _carry(u: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:

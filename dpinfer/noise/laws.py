@@ -3,6 +3,7 @@
 # numpyro declares properties where its own laws set class attributes, and log_prob with any intermediates.
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false, reportAssignmentType=false
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,10 @@ from dpinfer.noise import contour, equal_scales
 
 # Draws of single noises that are held at once by the samplers of sums.
 _DRAWS_AT_ONCE = 1 << 24
+# From this B on the probability of 0 is better had from the integral than as the difference of two tails.
+_CUT_IS_FAR = 100.0
+# The integral spans the range of w, 1 / B, whose squares have to be numbers.
+_LEAST_SCALE = 0.01
 
 
 class _Integers(constraints.ParameterFreeConstraint):
@@ -54,7 +59,7 @@ class _SymmetricSum(Distribution):
     def _aligned(self, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(value, loc, scales) with as many axes as one another, the scales' last one apart."""
         value = _as_float(value)
-        rank = max(value.ndim, len(self.batch_shape))
+        rank = max(value.ndim, self.loc.ndim)
         return _with_rank(value, rank), _with_rank(self.loc, rank), _with_rank(self.scales, rank + 1)
 
     @property
@@ -104,8 +109,8 @@ class LaplaceSum(_SymmetricSum):
 
     def _log_tail(self, z: jax.Array, scales: jax.Array) -> jax.Array:
         if self._is_equal:
-            return equal_scales.log_survival(z / scales[..., 0], self.num_terms)
-        return contour.log_survival(z, scales)
+            return _where_finite(lambda z: equal_scales.log_survival(z / _common(scales), self.num_terms), z)
+        return _where_finite(lambda z: contour.log_survival(z, scales), z)
 
     @validate_sample
     def log_prob(self, value: Any) -> jax.Array:
@@ -113,9 +118,9 @@ class LaplaceSum(_SymmetricSum):
         value, loc, scales = self._aligned(value)
         z = jnp.abs(value - loc)
         if self._is_equal:
-            scale = scales[..., 0]
-            return equal_scales.log_density(z / scale, self.num_terms) - jnp.log(scale)
-        return contour.log_density(z, scales)
+            scale = _common(scales)
+            return _where_finite(lambda z: equal_scales.log_density(z / scale, self.num_terms) - jnp.log(scale), z)
+        return _where_finite(lambda z: contour.log_density(z, scales), z)
 
     def log_survival(self, value: Any) -> jax.Array:
         """Log P(X > value) [...], exact in relative terms however small the probability."""
@@ -136,7 +141,7 @@ class LaplaceSum(_SymmetricSum):
         q, loc, scales = self._aligned(q)
         is_upper, log_p = _nearer_tail(q)
         if self._is_equal:
-            z = equal_scales.upper_quantile(log_p, self.num_terms) * scales[..., 0]
+            z = equal_scales.upper_quantile(log_p, self.num_terms) * _common(scales)
         else:
             z = contour.upper_quantile(log_p, scales)
         z = jnp.where((q > 0) & (q < 1), z, jnp.inf)
@@ -146,8 +151,8 @@ class LaplaceSum(_SymmetricSum):
         """Draws for studies, in floating point: not for the release of private counts, which ``measure`` makes exactly."""
         _check_key(key)
         shape = sample_shape + self.batch_shape
-        draws = lambda key, shape, scales: scales * jax.random.laplace(key, shape, scales.dtype)  # noqa: E731
-        return self.loc + self._add_noises(key, draws, shape)
+        draws = lambda key, shape, scales: _with_rank(scales, len(shape)) * jax.random.laplace(key, shape, scales.dtype)  # noqa: E731
+        return _with_rank(self.loc, len(shape)) + self._add_noises(key, draws, shape)
 
     @property
     def variance(self) -> jax.Array:
@@ -166,7 +171,8 @@ class DiscreteLaplaceSum(_SymmetricSum):
     Exact as :class:`LaplaceSum` is, by the same integral with the kernel of the integers (``noise/contour.py``).
 
     Args:
-        scales: [..., n], positive, b_i in P(D_i = k) ~ exp(-|k|/b_i).
+        scales: [..., n], positive, b_i in P(D_i = k) ~ exp(-|k|/b_i). With two or more terms, scales below 0.01 count as 0.01,
+            whose noise is not 0 with probability exp(-100).
         loc: [...], the centre; an integer if the sum is to be one.
     """
 
@@ -176,7 +182,8 @@ class DiscreteLaplaceSum(_SymmetricSum):
         """Log P(D > k) for integers k >= 0."""
         if self.num_terms == 1:
             return _log_tail(k, scales[..., 0])
-        return contour.log_survival(k + 0.5, widths(scales), lattice=True)
+        width = widths(jnp.maximum(scales, _LEAST_SCALE))
+        return _where_finite(lambda k: contour.log_survival(k + 0.5, width, lattice=True), k)
 
     @validate_sample
     def log_prob(self, value: Any) -> jax.Array:
@@ -185,9 +192,12 @@ class DiscreteLaplaceSum(_SymmetricSum):
         k = jnp.abs(value - loc)
         if self.num_terms == 1:
             return _log_mass(k, scales[..., 0])
-        # At 0 the path has no side to bend to: what the two tails leave.
+        width = widths(jnp.maximum(scales, _LEAST_SCALE))
+        # At 0 the path cannot keep clear of the cut from w = 2i on, unless that is far away: what the two tails leave.
         at_zero = jnp.log1p(-2 * jnp.exp(self._log_tail(jnp.zeros_like(k), scales)))
-        return jnp.where(k == 0, at_zero, contour.log_density(jnp.maximum(k, 1.0), widths(scales), lattice=True))
+        is_apart = (k == 0) & (width.max(-1) < _CUT_IS_FAR)
+        at = _where_finite(lambda k: contour.log_density(k, width, lattice=True), jnp.where(is_apart, 1.0, k))
+        return jnp.where(is_apart, at_zero, at)
 
     def log_survival(self, value: Any) -> jax.Array:
         """Log P(X > value) [...], exact in relative terms however small the probability."""
@@ -207,7 +217,7 @@ class DiscreteLaplaceSum(_SymmetricSum):
         """The smallest value at which the cdf is at least ``q`` [...], but for a relative rounding of 1e-9 in q."""
         q, loc, scales = self._aligned(q)
         is_upper, log_p = _nearer_tail(q)
-        z = contour.upper_quantile(log_p, widths(scales), lattice=True)
+        z = contour.upper_quantile(log_p, widths(jnp.maximum(scales, _LEAST_SCALE)), lattice=True)
         k = jnp.where(is_upper, jnp.maximum(jnp.ceil(z - 0.5 - 1e-9), 0.0), -jnp.floor(z + 0.5 + 1e-9))
         k = jnp.where((q > 0) & (q < 1), k, jnp.where(is_upper, jnp.inf, -jnp.inf))
         return jnp.where((q >= 0) & (q <= 1), loc + k, jnp.nan)
@@ -216,7 +226,7 @@ class DiscreteLaplaceSum(_SymmetricSum):
         """Draws for studies, in floating point: not for the release of private counts, which ``measure`` makes exactly."""
         _check_key(key)
         shape = sample_shape + self.batch_shape
-        return self.loc + self._add_noises(key, _draw_discrete_laplace, shape)
+        return _with_rank(self.loc, len(shape)) + self._add_noises(key, _draw_discrete_laplace, shape)
 
     @property
     def variance(self) -> jax.Array:
@@ -254,7 +264,7 @@ class DiscreteLaplace(Distribution):
 
     def _aligned(self, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         value = _as_float(value)
-        rank = max(value.ndim, len(self.batch_shape))
+        rank = max(value.ndim, self.loc.ndim)
         return _with_rank(value, rank), _with_rank(self.loc, rank), _with_rank(self.scale, rank)
 
     @validate_sample
@@ -292,7 +302,8 @@ class DiscreteLaplace(Distribution):
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Draws for studies, in floating point: not for the release of private counts, which ``measure`` makes exactly."""
         _check_key(key)
-        return self.loc + _draw_discrete_laplace(key, sample_shape + self.batch_shape, self.scale)
+        shape = sample_shape + self.batch_shape
+        return _with_rank(self.loc, len(shape)) + _draw_discrete_laplace(key, shape, self.scale)
 
     @property
     def mean(self) -> jax.Array:
@@ -324,6 +335,17 @@ def _with_rank(x: jax.Array, rank: int) -> jax.Array:
     return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
 
+def _where_finite(log_law: Callable[[jax.Array], jax.Array], z: jax.Array) -> jax.Array:
+    """``log_law(z)`` for z >= 0, with log 0 at infinity."""
+    return jnp.where(jnp.isinf(z), -jnp.inf, log_law(jnp.where(jnp.isinf(z), 1.0, z)))
+
+
+def _common(scales: jax.Array) -> jax.Array:
+    """The one scale of equal ones; a derivative with respect to it is shared by all."""
+    fixed = jax.lax.stop_gradient(scales)
+    return fixed[..., 0] + (scales - fixed).mean(-1)
+
+
 def _nearer_tail(q: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether q is in the upper half, and the logarithm of the tail it leaves (some number where that is 0 or none)."""
     is_upper = q > 0.5
@@ -352,5 +374,5 @@ def _log_mass(k: jax.Array, scale: jax.Array) -> jax.Array:
 
 def _draw_discrete_laplace(key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
     """The difference of two geometric variables, each the floor of an exponential one."""
-    first, second = jax.random.exponential(key, (2, *shape), scale.dtype) * scale
+    first, second = jax.random.exponential(key, (2, *shape), scale.dtype) * _with_rank(scale, len(shape) + 1)
     return jnp.floor(first) - jnp.floor(second)

@@ -30,7 +30,7 @@ def discretize(law: Any, step: float = 1.0, *, missing: float = 1e-15) -> Discre
     next; 1 - cdf would lose them all.
 
     Args:
-        law: with ``log_survival``, ``icdf`` and ``mean``, symmetric, one of it (batch shape []): those of ``dpinfer.noise``.
+        law: with ``log_survival``, ``cdf``, ``icdf`` and ``mean``, one of it (batch shape []): those of ``dpinfer.noise``.
         step: width of a cell.
         missing: about how much mass may be left out at both ends together; what is left out is in the result.
 
@@ -48,13 +48,12 @@ def discretize(law: Any, step: float = 1.0, *, missing: float = 1e-15) -> Discre
     reach = centre - float(law.icdf(missing / 2))
     first, last = int(np.floor((centre - reach) / step)), int(np.ceil((centre + reach) / step))
     points = step * jnp.arange(first, last + 1)
-    # Every cell and its mirror image have the same mass; take the one of the two that lies above the centre.
-    near = jnp.where(points >= centre, points - step / 2, 2 * centre - points - step / 2)
-    far = near + step
-    log_near, log_far = law.log_survival(near), law.log_survival(far)
-    masses = jnp.exp(log_near) * -jnp.expm1(log_far - log_near)
-    below, above = 2 * centre - step * (first - 0.5), step * (last + 0.5)
-    return DiscretizedLaw(points, masses, jnp.exp(law.log_survival(below)) + jnp.exp(law.log_survival(above)))
+    low, high = points - step / 2, points + step / 2
+    # Each cell from the tail on its own side.
+    log_low, log_high = law.log_survival(low), law.log_survival(high)
+    above = jnp.exp(log_low) * -jnp.expm1(log_high - log_low)
+    masses = jnp.where(points >= centre, above, law.cdf(high) - law.cdf(low))
+    return DiscretizedLaw(points, masses, law.cdf(low[0]) + jnp.exp(log_high[-1]))
 
 
 def sampled_masses(scales: Any, num_draws: int, *, key: jax.Array, step: float = 1.0) -> DiscretizedLaw:
