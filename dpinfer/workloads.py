@@ -1,15 +1,11 @@
 """Workloads by the names that a domain gives its cells."""
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dpinfer.domain import Domain
-from dpinfer.queries import Dense, Queries, Ranges
-
-# Entries of a matrix that is written out for sums that are no contiguous ranges of cells.
-_MAX_DENSE = 2**27
+from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Ranges, Total, VStack
 
 Box = list[tuple[int, int]]
 
@@ -26,10 +22,8 @@ def named_ranges(domain: Domain, texts: Sequence[str]) -> tuple[list[str], Queri
 
 def along_axis(domain: Domain, axis: str, every: int, texts: Sequence[str] = ()) -> tuple[list[str], Queries]:
     """Names and queries of one sum for each ``every`` cells of an axis, all other axes summed over; then named ranges."""
-    if axis not in domain.axes:
-        raise ValueError(f"The domain has no axis {axis!r}; its axes are {', '.join(domain.names)}.")
+    size, place = _axis_size(domain, axis), list(domain.names).index(axis)
     parsed = [_parse(domain, text) for text in texts]
-    size, place = domain.axes[axis].size, domain.names.index(axis)
     boxes = []
     for start in range(0, size, every):
         box = [(0, n) for n in domain.shape]
@@ -73,12 +67,37 @@ def _sums(domain: Domain, boxes: Sequence[Box]) -> Queries:
     first, stops = np.where(count > 0, first, 0), np.where(count > 0, last + 1, 0)
     if np.array_equal(stops - first, count):
         return Ranges(domain.size, first, stops)
-    if len(boxes) * domain.size > _MAX_DENSE:
-        raise ValueError(
-            f"{len(boxes)} sums over {domain.size:,} cells are too many to be written out as a matrix; ask for fewer."
-        )
-    rows = [
-        [((a <= np.arange(n)) & (np.arange(n) < b)).astype(np.int64) for (a, b), n in zip(box, shape, strict=True)]
-        for box in boxes
-    ]
-    return Dense(np.array([reduce(np.kron, row) for row in rows]))
+    return Boxes(shape, lows, np.maximum(lows, highs))
+
+
+def product(domain: Domain, parts: Mapping[str, Queries]) -> Queries:
+    """Every combination of queries of single axes: ``parts`` by the name of the axis, an axis not named being summed over.
+
+    Rows in C order of the domain's axes, as those of a Kronecker product.
+    """
+    for name, part in parts.items():
+        size = _axis_size(domain, name)
+        if not isinstance(part, Queries) or part.shape[1] != size:
+            raise ValueError(f"The queries of axis {name!r} must be over its {size} cells, got {part!r}.")
+    return Kronecker([parts.get(name, Total(axis.size)) for name, axis in domain.axes.items()])
+
+
+def marginals(domain: Domain, *axes: Sequence[str]) -> Queries:
+    """The table of counts by each list of axis names in turn, all other axes summed over; an empty list is the total.
+
+    ``marginals(domain, ["age"], ["age", "sex"])`` has the rows of the table by age, then those by age and sex, each in C order
+    of the domain's axes (not of the list).
+    """
+    if not axes:
+        raise ValueError("marginals needs at least one list of axis names.")
+    for names in axes:
+        if isinstance(names, str):
+            raise ValueError(f"Give each marginal as a list of axis names, [{names!r}] and not {names!r}.")
+    tables = [product(domain, {name: Identity(_axis_size(domain, name)) for name in names}) for names in axes]
+    return tables[0] if len(tables) == 1 else VStack(tables)
+
+
+def _axis_size(domain: Domain, name: str) -> int:
+    if name not in domain.axes:
+        raise ValueError(f"The domain has no axis {name!r}; its axes are {', '.join(domain.names)}.")
+    return domain.axes[name].size

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpinfer import Axis, Domain
-from dpinfer.queries import Dense, Ranges
-from dpinfer.workloads import along_axis, named_ranges
+from dpinfer.queries import Boxes, Identity, Prefix, Ranges
+from dpinfer.workloads import along_axis, marginals, named_ranges, product
 
 DAY = Domain({"when": Axis.times("2013-01-01", "2013-01-03", "6h", null="other")})
 TABLE = Domain({"age": Axis.integers(10, 14), "sex": Axis.integers(0, 2), "late": Axis.integers(0, 3, above="other")})
@@ -24,7 +24,7 @@ def test_ranges_of_one_axis():
 def test_sums_over_several_axes_by_counting_cells():
     names, queries = named_ranges(TABLE, ["old=age:12..", "boys=sex:1..2,late:0..1", "first=age:10..11"])
     assert names == ["old", "boys", "first"]
-    assert isinstance(queries, Dense)
+    assert isinstance(queries, Boxes)
     age, sex, late = np.indices(TABLE.shape).reshape(3, -1)
     np.testing.assert_array_equal(queries.dense(), [age >= 2, (sex == 1) & (late == 0), age == 0])
     assert isinstance(named_ranges(TABLE, ["old=age:12.."])[1], Ranges)
@@ -54,3 +54,35 @@ def test_along_an_axis():
 def test_what_cannot_be_read_is_named(domain, text, message):
     with pytest.raises(ValueError, match=message):
         named_ranges(domain, [text])
+
+
+def test_marginals_by_counting_cells():
+    cells = np.arange(np.prod(TABLE.shape))
+    table = cells.reshape(TABLE.shape)
+    expected = [table.sum(axis=(1, 2)), table.sum(axis=1), table.sum(), table]
+    found = marginals(TABLE, ["age"], ["late", "age"], [], ["age", "sex", "late"]) @ cells
+    np.testing.assert_array_equal(found, np.concatenate([np.ravel(x) for x in expected]))
+    np.testing.assert_array_equal(marginals(TABLE, ["sex"]) @ cells, table.sum(axis=(0, 2)))
+
+
+def test_products_by_axis():
+    cells = np.arange(np.prod(TABLE.shape))
+    table = cells.reshape(TABLE.shape)
+    found = product(TABLE, {"late": Identity(4), "age": Prefix(4)}) @ cells
+    np.testing.assert_array_equal(found, table.sum(axis=1).cumsum(axis=0).ravel())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: marginals(TABLE), "at least one list"),
+        (lambda: marginals(TABLE, "age"), r"\['age'\] and not 'age'"),
+        (lambda: marginals(TABLE, ["weight"]), "no axis 'weight'; its axes are age, sex, late"),
+        (lambda: product(TABLE, {"weight": Identity(4)}), "no axis 'weight'"),
+        (lambda: product(TABLE, {"age": Identity(5)}), "must be over its 4 cells"),
+        (lambda: along_axis(TABLE, "weight", 1), "no axis 'weight'"),
+    ],
+)
+def test_axes_must_be_the_domains(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
