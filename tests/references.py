@@ -104,22 +104,22 @@ def laplace_sum_by_partial_fractions(
     """
     with localcontext() as context:
         context.prec, context.Emin, context.Emax = digits, MIN_EMIN, MAX_EMAX
-        scales = [Decimal(float(b)) for b in scales]
-        squares = [b * b for b in scales]
+        exact = [Decimal(float(b)) for b in scales]
+        squares = [b * b for b in exact]
         weights = []
         for i, square in enumerate(squares):
             below = Decimal(1)
             for other in squares[:i] + squares[i + 1 :]:
                 below *= square - other
             weights.append(square ** (len(squares) - 1) / below / 2)
-        logs = []
         # An exponential takes a thousand times as long as a product.
-        decays = [(-Decimal(float(unit)) / b).exp() for b in scales]
-        for multiple in multiples:
+        decays = [(-Decimal(float(unit)) / b).exp() for b in exact]
+        density, survival = np.zeros(len(multiples)), np.zeros(len(multiples))
+        for k, multiple in enumerate(multiples):
             tails = [a * decay**multiple for a, decay in zip(weights, decays, strict=True)]
-            densities = [tail / b for tail, b in zip(tails, scales, strict=True)]
-            logs.append((float(sum(densities).ln()), float(sum(tails).ln())))
-    return tuple(np.array(logs).T)
+            density[k] = sum((tail / b for tail, b in zip(tails, exact, strict=True)), Decimal(0)).ln()
+            survival[k] = sum(tails, Decimal(0)).ln()
+    return density, survival
 
 
 def discrete_laplace_sum(scales: np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:

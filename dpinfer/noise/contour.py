@@ -47,6 +47,8 @@ _BISECTIONS = 18
 _GROUP = 8
 # From here on x^2 + 1 is x^2, and XLA's asinh and log square large complex numbers once too often.
 _LARGE = 1e8
+# Farther out, in units of the largest scale, a logarithm of the law falls by the first pole times z but for a part in 10^10.
+_FAR = 1e12
 # Points whose paths are held at once: a few hundred megabytes.
 _MAX_POINTS = 1 << 14
 
@@ -117,8 +119,10 @@ def _by_points(function: Callable[..., jax.Array], z: jax.Array, scales: jax.Arr
 def _log_law(z: jax.Array, scales: jax.Array, *, lattice: bool, is_tail: bool) -> jax.Array:
     kernel = Kernel(_unit(scales), lattice)
     z = kernel.in_units(z)
-    path = _path(z, scales / kernel.unit[..., None], kernel, None, is_tail=is_tail)
-    log = path.log_middle - path.middle_rate * z + jnp.log(_integral(path, z, is_tail=is_tail))
+    near = jnp.minimum(z, _FAR / kernel.slope(jnp.zeros_like(z)))
+    path = _path(near, scales / kernel.unit[..., None], kernel, None, is_tail=is_tail)
+    log = path.log_middle - path.middle_rate * near + jnp.log(_integral(path, near, is_tail=is_tail))
+    log = log - (z - near) * kernel.rate(jnp.ones_like(z))
     return log if is_tail else log - jnp.log(kernel.unit)
 
 

@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Ratios that are multiplied before their logarithm is taken: u / 2 to this power must not overflow.
-_GROUP = 8
+# How many ratios, each up to u / 2, are multiplied before their logarithm is taken; and the largest u with which they are formed:
+# farther out log f is -u but for a part in 10^28 (10^13 in 32 bit).
+_GROUP, _LARGEST = 8, 1e30
+_GROUP_32, _LARGEST_32 = 2, 1e15
 
 
 @partial(jax.jit, static_argnames="n")
@@ -55,25 +57,25 @@ def upper_quantile(log_p: jax.Array, n: int) -> jax.Array:
 
 def _carry(u: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
     """(log f_n, P_n / f_n)."""
-    one = jnp.ones_like(u)
+    group, largest = (_GROUP, _LARGEST) if u.dtype == jnp.float64 else (_GROUP_32, _LARGEST_32)
+    log_f, one, u = -u - jnp.log(2.0), jnp.ones_like(u), jnp.minimum(u, largest)
     state = (one, one, (1 + u) / 2)  # product of ratios, P_1 / f_1, f_2 / f_1
-    log_f = -u - jnp.log(2.0)
-    if n <= 4 * _GROUP:
+    if n <= 32:
         for k in range(1, n):
             state = _advance(state, float(k), u)
-            if k % _GROUP == 0:
+            if k % group == 0:
                 log_f, state = log_f + jnp.log(state[0]), (one, *state[1:])
         return log_f + jnp.log(state[0]), state[1]
 
     def groups(carry: tuple, start: jax.Array) -> tuple[tuple, None]:
         log_f, *state = carry
-        for k in range(_GROUP):
+        for k in range(group):
             is_in = start + k < n
             following = _advance(tuple(state), start + k, u)
             state = [jnp.where(is_in, new, old) for new, old in zip(following, state, strict=True)]
         return (log_f + jnp.log(state[0]), one, *state[1:]), None
 
-    starts = jnp.arange(1, n, _GROUP, dtype=u.dtype)
+    starts = jnp.arange(1, n, group, dtype=u.dtype)
     (log_f, _, tail, _), _ = lax.scan(groups, (log_f, *state), starts)
     return log_f, tail
 

@@ -103,12 +103,16 @@ class LaplaceSum(_SymmetricSum):
 
     def __init__(self, scales: Any, loc: Any = 0.0, *, validate_args: bool | None = None) -> None:
         # As given: inside jit, jnp.asarray would hide the numbers of a numpy array or a list.
-        given = np.asarray(scales) if _checks.is_concrete(scales) else None
+        self._is_equal = _checks.is_concrete(scales) and _are_equal(scales)
         super().__init__(scales, loc, validate_args=validate_args)
-        self._is_equal = self.num_terms == 1 or (given is not None and bool(np.all(given == given[..., :1])))
+
+    @property
+    def _is_known_equal(self) -> bool:
+        # Looked at again where that can be done: whoever maps a function over a law's leaves may have changed them.
+        return self.num_terms == 1 or (_are_equal(self.scales) if _checks.is_concrete(self.scales) else self._is_equal)
 
     def _log_tail(self, z: jax.Array, scales: jax.Array) -> jax.Array:
-        if self._is_equal:
+        if self._is_known_equal:
             return _where_finite(lambda z: equal_scales.log_survival(z / _common(scales), self.num_terms), z)
         return _where_finite(lambda z: contour.log_survival(z, scales), z)
 
@@ -117,7 +121,7 @@ class LaplaceSum(_SymmetricSum):
         """Log density at ``value`` [...]."""
         value, loc, scales = self._aligned(value)
         z = jnp.abs(value - loc)
-        if self._is_equal:
+        if self._is_known_equal:
             scale = _common(scales)
             return _where_finite(lambda z: equal_scales.log_density(z / scale, self.num_terms) - jnp.log(scale), z)
         return _where_finite(lambda z: contour.log_density(z, scales), z)
@@ -140,7 +144,7 @@ class LaplaceSum(_SymmetricSum):
         """The value at which the cdf is ``q`` [...]; -inf at 0 and inf at 1."""
         q, loc, scales = self._aligned(q)
         is_upper, log_p = _nearer_tail(q)
-        if self._is_equal:
+        if self._is_known_equal:
             z = equal_scales.upper_quantile(log_p, self.num_terms) * _common(scales)
         else:
             z = contour.upper_quantile(log_p, scales)
@@ -338,6 +342,11 @@ def _with_rank(x: jax.Array, rank: int) -> jax.Array:
 def _where_finite(log_law: Callable[[jax.Array], jax.Array], z: jax.Array) -> jax.Array:
     """``log_law(z)`` for z >= 0, with log 0 at infinity."""
     return jnp.where(jnp.isinf(z), -jnp.inf, log_law(jnp.where(jnp.isinf(z), 1.0, z)))
+
+
+def _are_equal(scales: Any) -> bool:
+    array = np.asarray(scales)
+    return array.ndim > 0 and bool(np.all(array == array[..., :1]))
 
 
 def _common(scales: jax.Array) -> jax.Array:

@@ -623,7 +623,7 @@ def test_plates_expand(law):
         with numpyro.plate("i", 20):
             return numpyro.sample("y", law, obs=y)
 
-    assert handlers.seed(model, 0)().shape == (20,)
+    assert np.shape(np.asarray(handlers.seed(model, 0)())) == (20,)
     total = float(np.asarray(law.log_prob(INTEGERS)).sum())
     assert float(log_density(model, (INTEGERS,), {}, {})[0]) == pytest.approx(total, rel=1e-13)
 
@@ -705,3 +705,15 @@ def test_public_names():
         assert name == "NAMES" or getattr(noise, name).__doc__, name
     with pytest.raises(AttributeError, match="no_such_law"):
         _ = noise.no_such_law
+
+
+def test_logarithms_at_values_beyond_all_use():
+    for law in (LaplaceSum(2 * np.ones(50)), LaplaceSum(2 * np.ones(3)), LaplaceSum([1.0, 2.0, 0.3])):
+        value = 10.0 ** np.array([13.0, 18, 20, 24, 26, 42, 158, 300])
+        np.testing.assert_allclose(law.log_prob(value), -value / 2, rtol=1e-7)
+        np.testing.assert_allclose(law.log_survival(value), -value / 2, rtol=1e-7)
+
+
+def test_scales_that_were_changed_in_place_are_looked_at_again():
+    changed = jax.tree.map(lambda x: x * jnp.array([1.0, 3.0]) if x.ndim else x, LaplaceSum([1.0, 1.0]))
+    np.testing.assert_allclose(changed.log_prob(1.0), LaplaceSum([1.0, 3.0]).log_prob(1.0), rtol=1e-14)
