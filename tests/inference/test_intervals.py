@@ -164,10 +164,7 @@ def test_single_intervals_cover(tree_errors):
         half = (np.asarray(upper) - np.asarray(lower)) / 2
         for kind in (size == 1, (size > 1) & (size < 64), size == 64):
             coverage = (errors[:, kind] <= half[kind] + 1e-12).mean()
-            allowed = 2 * math.sqrt(level * (1 - level) / SIMULATED)
-            assert coverage > level - allowed, (noise, level)
-            # The total is a sum of few integers: its steps are wide.
-            assert coverage < level + allowed + (0.06 if noise == "discrete_laplace" else 0.0), (noise, level, coverage)
+            assert abs(coverage - level) < 2 * math.sqrt(level * (1 - level) / SIMULATED), (noise, level, coverage)
 
 
 def test_normal_intervals_of_cells_do_not_cover():
