@@ -119,7 +119,7 @@ def _by_points(function: Callable[..., jax.Array], z: jax.Array, scales: jax.Arr
 def _log_law(z: jax.Array, scales: jax.Array, *, lattice: bool, is_tail: bool) -> jax.Array:
     kernel = Kernel(_unit(scales), lattice)
     z = kernel.in_units(z)
-    near = jnp.minimum(z, _FAR / kernel.slope(jnp.zeros_like(z)))
+    near = jnp.minimum(z, _FAR * jnp.maximum(kernel.unit, 1.0) if lattice else _FAR)
     path = _path(near, scales / kernel.unit[..., None], kernel, None, is_tail=is_tail)
     log = path.log_middle - path.middle_rate * near + jnp.log(_integral(path, near, is_tail=is_tail))
     log = log - (z - near) * kernel.rate(jnp.ones_like(z))
