@@ -13,8 +13,9 @@ Box = list[tuple[int, int]]
 def named_ranges(domain: Domain, texts: Sequence[str]) -> tuple[list[str], Queries]:
     """Names and queries of sums written as 'NAME=FROM..TO', or 'NAME=AXIS:FROM..TO,AXIS:FROM..TO' over several axes.
 
-    FROM and TO are boundaries of the axis (integers, or times as ISO text), TO excluded; left out, they are the axis' ends. The
-    extra cell "other" belongs to no range. An axis that is not named is summed over, its extra cell included.
+    FROM and TO are boundaries of the axis (integers, edges, categories, or times as ISO text), TO excluded; left out, they are
+    the axis' ends. In place of FROM..TO there may be the label of one cell. The extra cell "other" belongs to no range but has
+    its label. An axis that is not named is summed over, its extra cell included.
     """
     parsed = [_parse(domain, text) for text in texts]
     return [name for name, _ in parsed], _sums(domain, [box for _, box in parsed])
@@ -45,9 +46,12 @@ def _parse(domain: Domain, text: str) -> tuple[str, Box]:
                 raise ValueError(f"{part!r} in {text!r} must begin with one of the axes {', '.join(domain.names)} and a colon.")
             axis, ends = next(iter(domain.axes)), part  # the colon, if any, is one of a time
         first, dots, last = ends.partition("..")
-        if not dots:
-            raise ValueError(f"{part!r} in {text!r} must be FROM..TO, TO excluded.")
         bins = domain.axes[axis]
+        if not dots:
+            if ends not in bins.labels:
+                raise ValueError(f"{part!r} in {text!r} must be FROM..TO, TO excluded, or the label of one cell.")
+            spans[axis] = (bins.labels.index(ends), bins.labels.index(ends) + 1)
+            continue
         start = bins.boundary(first.strip()) if first.strip() else 0
         stop = bins.boundary(last.strip()) if last.strip() else bins.num_bins
         if start > stop:

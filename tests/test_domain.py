@@ -275,7 +275,7 @@ def test_domains_are_written_and_read(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             Domain.load(path)
-    with pytest.raises(ValueError, match="kind must be one of 'integers', 'times', got 'spiral'"):
+    with pytest.raises(ValueError, match="kind must be one of 'integers', 'edges', 'categories', 'times', got 'spiral'"):
         Domain.from_dict({"x": {"kind": "spiral"}})
     with pytest.raises(ValueError, match="described by wrong fields"):
         Domain.from_dict({"x": {"kind": "integers", "begin": 0}})
