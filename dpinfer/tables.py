@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import narwhals as nw
 import numpy as np
 
 from dpinfer.axes.column import object_column
+
+if TYPE_CHECKING:
+    import narwhals as nw
 
 _CHUNK_ROWS = 1 << 18
 
@@ -33,6 +35,8 @@ def chunks(table: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
         return (_parquet_chunks if is_parquet else _csv_chunks)(table, names)
     if isinstance(table, Mapping):
         return _array_chunks(table, names)
+    import narwhals as nw  # a fortieth of a second that not everyone needs
+
     frame = nw.from_native(table, pass_through=True)
     if isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
         return _frame_chunks(frame, names)
@@ -51,7 +55,9 @@ def _array_chunks(table: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[
         yield [column[begin : begin + _CHUNK_ROWS] for column in columns]
 
 
-def _frame_chunks(frame: nw.DataFrame[Any] | nw.LazyFrame[Any], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
+def _frame_chunks(frame: "nw.DataFrame[Any] | nw.LazyFrame[Any]", names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
+    import narwhals as nw
+
     _check_columns(frame.collect_schema().names(), names)
     if isinstance(frame, nw.DataFrame):
         for begin in range(0, max(1, len(frame)), _CHUNK_ROWS):
@@ -67,7 +73,8 @@ def _frame_chunks(frame: nw.DataFrame[Any] | nw.LazyFrame[Any], names: tuple[str
             yield from _frame_chunks(part, names)
 
 
-def _relation_parts(relation: Any) -> Iterator[nw.DataFrame[Any]]:
+def _relation_parts(relation: Any) -> "Iterator[nw.DataFrame[Any]]":
+    import narwhals as nw
     import pyarrow
 
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch  # the latter before DuckDB 1.5
@@ -77,8 +84,10 @@ def _relation_parts(relation: Any) -> Iterator[nw.DataFrame[Any]]:
             yield nw.from_native(pyarrow.Table.from_batches([batch]), eager_only=True)
 
 
-def _frame_column(series: nw.Series[Any]) -> np.ndarray:
+def _frame_column(series: "nw.Series[Any]") -> np.ndarray:
     """A column as the array that tells the most: integers stay integers beside nulls, and objects come one by one."""
+    import narwhals as nw
+
     dtype = series.dtype
     if dtype == nw.Boolean or (dtype.is_numeric() and dtype not in (nw.Decimal, nw.Int128, nw.UInt128)):
         filler = False if dtype == nw.Boolean else 0

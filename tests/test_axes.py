@@ -119,7 +119,7 @@ def test_no_value_makes_counting_by_label_raise_or_changes_the_number_of_cells()
     columns = [
         np.array([2**64 - 1, 0, 2**63], dtype=np.uint64),
         np.array([np.inf, -np.inf, NAN]),
-        np.array([complex(1), object(), [1], Decimal("sNaN"), datetime.timedelta(1), np.datetime64("NaT")], dtype=object),
+        np.array([complex(1), object(), [1], Decimal("sNaN"), datetime.timedelta(1), np.datetime64("NaT", "us")], dtype=object),
         np.array([b"\xff", "\ud800", "other"], dtype=object),
         np.array([], dtype=float),
     ]
