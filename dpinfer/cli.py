@@ -62,10 +62,14 @@ def _application() -> Any:
             _measure(table, domain, output, epsilon, rho, branching, neighbors, force)
 
     @app.command()
-    def inspect(release: Path = release_file, as_json: bool = json_option) -> None:
+    def inspect(
+        release: Path = release_file,
+        delta: Annotated[str | None, typer.Option(help="Also say the epsilon of (epsilon, delta)-differential privacy.")] = None,
+        as_json: bool = json_option,
+    ) -> None:
         """Say what a release file holds: strategy, noise, cost, domain."""
         with _errors():
-            _inspect(release, as_json)
+            _inspect(release, delta, as_json)
 
     @app.command()
     def infer(
@@ -150,7 +154,7 @@ def _measure(
     print(f"{output}: {_line(release)}")
 
 
-def _inspect(path: Path, as_json: bool) -> None:
+def _inspect(path: Path, delta: str | None, as_json: bool) -> None:
     from rich.table import Table
 
     import dpinfer
@@ -169,6 +173,8 @@ def _inspect(path: Path, as_json: bool) -> None:
         "simulated": release.simulated,
         "domain": None if release.domain is None else release.domain.to_dict(),
     }
+    if delta is not None:
+        facts[f"epsilon at delta = {delta}"] = release.epsilon_at(_number("delta", delta))
     if as_json:
         print(json.dumps(facts))
         return

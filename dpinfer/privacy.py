@@ -1,8 +1,10 @@
 """What a measurement costs: losses read off the matrix and the scales in exact fractions, and the ledger that is charged."""
 
+import decimal
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +41,101 @@ def largest_change(
 def _exact(number: Any) -> Fraction:
     number = number.item() if hasattr(number, "item") else number
     return Fraction(number)
+
+
+def epsilon_of_rho(rho: Any, delta: Any) -> float:
+    """An epsilon such that every ``rho``-zCDP mechanism is (epsilon, ``delta``)-differentially private; never too small.
+
+    For any order a > 1, epsilon = a rho + ln(1 / (a delta)) / (a - 1) + ln(1 - 1/a) will do (Canonne, Kamath and Steinke 2020,
+    Corollary 13). It is least where rho (a - 1)^2 = ln(1 / (a delta)), an increasing function against a decreasing one. The
+    bound is evaluated at the order found in decimal arithmetic and rounded up; whatever the order, it holds. It is at least rho.
+
+    Convert once, at the end: losses in rho add up, and add up to less than the epsilons of their parts.
+
+    Args:
+        rho: positive.
+        delta: between 0 and 1.
+    """
+    rho, delta = _checks.budget("rho", rho), _delta(delta)
+    log_inverse = math.log(delta.denominator) - math.log(delta.numerator)
+    r = _moderate(rho)
+    x = _root(lambda x: r * x * x + math.log1p(x) - log_inverse, math.sqrt(log_inverse / r))
+    with _digits_for(x) as (order, below):
+        terms = [order * _decimal(rho), -(order * _decimal(delta)).ln() / below, (below / order).ln()]
+        return max(_rounded_up(sum(terms) + _SLACK * sum(map(abs, terms))), _rounded_up(rho))
+
+
+def delta_of_rho(rho: Any, epsilon: Any) -> float:
+    """A delta such that every ``rho``-zCDP mechanism is (``epsilon``, delta)-differentially private; never too small.
+
+    The least over a > 1 of exp((a - 1)(a rho - epsilon)) (1 - 1/a)^a / (a - 1) (Canonne, Kamath and Steinke 2020, Proposition
+    12), evaluated and rounded as in :func:`epsilon_of_rho`.
+
+    Args:
+        rho: positive.
+        epsilon: non-negative.
+    """
+    rho, epsilon = _checks.budget("rho", rho), _checks.budget("epsilon", epsilon, zero=True)
+    r, e = _moderate(rho), _moderate(epsilon)
+    x = _root(lambda x: r * (1 + 2 * x) - e - math.log1p(1 / x), (e + 1) / r + 1)
+    with _digits_for(x) as (order, below):
+        terms = [below * order * _decimal(rho), -below * _decimal(epsilon), order * (below / order).ln(), -below.ln()]
+        return min(1.0, _rounded_up((sum(terms) + _SLACK * sum(map(abs, terms))).exp()))
+
+
+def epsilon_at(delta: Any, *, epsilon: Fraction | None = None, rho: Fraction | None = None) -> float:
+    """The epsilon at ``delta`` of a loss known in epsilon, where delta is not needed, or in rho; rounded up."""
+    delta, loss = _delta(delta), epsilon if rho is None else rho
+    if not loss:
+        if loss is None:
+            raise ValueError("The loss is not known: these values were made elsewhere.")
+        return 0.0
+    return _rounded_up(loss) if rho is None else epsilon_of_rho(rho, delta)
+
+
+def _delta(value: Any) -> Fraction:
+    delta = _checks.budget("delta", value)
+    if delta >= 1:
+        raise ValueError(f"delta must be below 1, got {float(delta)}.")
+    return delta
+
+
+def _moderate(number: Fraction) -> float:
+    """About the number, within the range that the search for an order works in."""
+    return float(min(max(number, Fraction(1, 10**290)), Fraction(10**290)))
+
+
+def _root(increasing: Callable[[float], float], upper: float) -> float:
+    """About where a function crosses zero between 0 and ``upper``, by bisection on a logarithmic scale."""
+    high = math.log(min(upper, 1e300))
+    low = high - 600.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if increasing(math.exp(middle)) < 0 else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+@contextmanager
+def _digits_for(below: float) -> Iterator[tuple[decimal.Decimal, decimal.Decimal]]:
+    """The order 1 + ``below`` and ``below`` as decimals, while arithmetic has digits enough for their quotient's logarithm."""
+    x = decimal.Decimal(below)
+    with decimal.localcontext(decimal.Context(prec=60 + 2 * abs(x.adjusted()))):
+        yield 1 + x, x
+
+
+def _decimal(number: Fraction) -> decimal.Decimal:
+    return decimal.Decimal(number.numerator) / number.denominator
+
+
+def _rounded_up(number: Fraction | decimal.Decimal) -> float:
+    """The least positive float that is not below a number."""
+    exact = Fraction(number)
+    nearest = max(float(exact), 5e-324)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
+# Relative to the terms of a sum, more than all rounding of decimals together.
+_SLACK = decimal.Decimal(10) ** -40
 
 
 class Ledger:
@@ -88,6 +185,10 @@ class Ledger:
                 )
             self._spent += amount
             self.neighbors = neighbors
+
+    def epsilon_at(self, delta: Any) -> float:
+        """What has been spent as the epsilon of (epsilon, ``delta``)-differential privacy: :func:`epsilon_of_rho`, if kept in rho."""
+        return epsilon_at(delta, **{self.unit: self.spent})
 
     def __repr__(self) -> str:
         return f"Ledger({self.unit}={self.total}, spent={self.spent}, remaining={self.remaining})"

@@ -17,7 +17,7 @@ from dpinfer import noise as laws
 from dpinfer._files import replacing
 from dpinfer.domain import Domain
 from dpinfer.measurement import Measurement, check_spread
-from dpinfer.privacy import largest_change
+from dpinfer.privacy import epsilon_at, largest_change
 from dpinfer.queries import (
     AllRange,
     Boxes,
@@ -36,6 +36,7 @@ from dpinfer.queries import (
 )
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
+from dpinfer.queries.grid_tree import GridTree
 from dpinfer.queries.parent_tree import ParentTree
 from dpinfer.queries.tree import CompleteTree
 
@@ -45,7 +46,7 @@ _FAMILIES = {
     family.__name__: family
     for family in (
         *(Identity, Total, Prefix, Suffix, Ranges, AllRange, Boxes, Partition, Haar, Dense),
-        *(CompleteTree, ParentTree, VStack, Kronecker, Weighted),
+        *(CompleteTree, GridTree, ParentTree, VStack, Kronecker, Weighted),
     )
 }
 
@@ -98,6 +99,13 @@ class Release:
     def stddev(self) -> Array:
         """The noise's standard deviation, one number or one a row."""
         return self.measurement.stddev
+
+    def epsilon_at(self, delta: Any) -> float:
+        """The epsilon of (epsilon, ``delta``)-differential privacy, rounded up: from rho by :func:`privacy.epsilon_of_rho`.
+
+        Of several releases of the same cells take that of their concat, whose rho is the sum.
+        """
+        return epsilon_at(delta, epsilon=self.epsilon, rho=self.rho)
 
     @staticmethod
     def from_values(

@@ -32,6 +32,20 @@ def complete_tree_parents(n: int, branching: int) -> np.ndarray:
     return np.array(parents)
 
 
+def grid_tree_matrix(shape: tuple[int, ...], branching: int) -> np.ndarray:
+    """One row a box of the tree over a grid, the root's first: boxes of side branching^height, cell by cell."""
+    cells = list(np.ndindex(*shape))
+    height = 1
+    while branching**height < max(shape):
+        height += 1
+    rows = []
+    for h in range(height, -1, -1):
+        side = branching**h
+        for box in np.ndindex(*(-(-size // side) for size in shape)):
+            rows.append([float(all(c // side == b for c, b in zip(cell, box, strict=True))) for cell in cells])
+    return np.array(rows)
+
+
 def weighted_least_squares(matrix: np.ndarray, values: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cells and their covariance; variance 0 is an exact constraint, infinity no measurement. By null space and lstsq."""
     matrix = np.asarray(matrix, dtype=float)

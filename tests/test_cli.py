@@ -141,6 +141,7 @@ def test_errors_are_one_line_and_exit_code_1(july):
         (("measure", "none.csv", data[1], "--epsilon", "1", "-o", "x.npz"), "No such file or directory: none.csv"),
         (("measure", *data[::-1], "--epsilon", "1", "-o", "x.npz"), "is no TOML"),
         (("inspect", "july.csv"), "july.csv is no dpinfer release"),
+        (("inspect", "july.npz", "--delta", "2"), "delta must be below 1, got 2.0"),
         (("answer", "july.npz"), "Nothing is asked for"),
         (("answer", "july.npz", "--range", "600..700"), "must be written 'NAME=FROM..TO'"),
         (("answer", "july.npz", "--range", "x=0..9999"), "'9999' must be from 0 to 2400"),
@@ -155,6 +156,14 @@ def test_errors_are_one_line_and_exit_code_1(july):
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
     assert not (folder / "x.npz").exists()
+
+
+def test_a_loss_in_rho_is_shown_as_an_epsilon_at_a_delta(tmp_path):
+    dp.measure(np.arange(4), dp.queries.Identity(4), rho=0.5).save(tmp_path / "r.npz")
+    done = command("inspect", "r.npz", "--delta", "1e-6", "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert facts["rho"] == "1/2"
+    assert facts["epsilon at delta = 1e-6"] == pytest.approx(5.2215, abs=1e-4)
 
 
 def test_answers_along_an_axis(july):

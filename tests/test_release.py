@@ -38,6 +38,7 @@ FAMILIES = [
     Tree.complete(5, 2),
     Tree.complete(5, 3, root=True),
     Tree.from_parents([-1, 0, 0, 1, 1, 2, 2, 2], [4, 2, 3, 0, 1]),
+    Tree.grid((5, 1), 2),
     Suffix(5),
     Haar(5),
     Partition([0, 2, 2, 0, 1]),

@@ -16,6 +16,7 @@ from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Identity, Queries
 from dpinfer.queries.base import Array
+from dpinfer.queries.grid_tree import GridTree
 from dpinfer.queries.parent_tree import ParentTree
 from dpinfer.queries.tree import CompleteTree
 from dpinfer.release import Release, as_measurement
@@ -57,6 +58,8 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
             estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
         case ParentTree() as tree:
             estimate = _checked(_solve_parent_tree(tree, values, stddev), measurement)
+        case GridTree() as tree:
+            estimate = _checked(_solve_grid_tree(tree, values, stddev), measurement)
         case Identity(n):
             tree = CompleteTree(n, max(n, 2))
             estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
@@ -84,6 +87,13 @@ def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -
     return solve_deep(tree, tree.blocks, jnp.asarray(tree.num_children[tree.order]), values, stddev)
 
 
+def _solve_grid_tree(tree: GridTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
+    if not tree.root:  # a root that was not measured
+        values = jnp.concatenate([jnp.zeros((1,), values.dtype), values])
+        stddev = jnp.concatenate([jnp.full((1,), jnp.inf, stddev.dtype), jnp.broadcast_to(stddev, values[1:].shape)])
+    return _solve_parent_tree(tree.with_root, values, stddev)
+
+
 def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
     """The estimate, if it is determined and its exact counts agree; inside jit nobody can look."""
     if not _checks.is_concrete(estimate.is_determined, measurement.scale):
@@ -99,9 +109,9 @@ def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
         )
     if np.min(measurement.scale) == 0:
         scale = np.broadcast_to(measurement.scale, measurement.values.shape)
-        start = 0 if tree.root_measured else 1
         nodes = np.asarray(estimate.node_values)
-        nodes = nodes[start:] if isinstance(tree, CompleteTree) else nodes[tree.position]
+        nodes = nodes if isinstance(tree, CompleteTree) else nodes[tree.position]
+        nodes = nodes[tree.num_nodes - measurement.queries.shape[0] :]  # without a root that is no row
         values = np.asarray(measurement.values, dtype=nodes.dtype)
         size = np.finfo(nodes.dtype).eps * 64 * max(1.0, float(np.abs(values).max()))
         bad = np.flatnonzero((scale == 0) & (np.abs(nodes - values) > size * np.sqrt(tree.num_nodes)))

@@ -103,5 +103,10 @@ class Boxes(Queries):
             found = (found[:, :, None] * inside[:, None, :]).reshape(stop - start, -1)
         return found
 
+    def gram(self) -> Array:
+        # How many boxes hold both cells: how many boxes of pairs of cells hold the pair. O(m 4^d + n^2 2^d).
+        pairs = Boxes(self.grid * 2, np.tile(self.starts, 2), np.tile(self.stops, 2))
+        return pairs._backward(np.ones(self.shape[0], dtype=np.int64)).reshape(self.shape[1], self.shape[1])
+
     def as_ranges(self) -> tuple[np.ndarray, np.ndarray] | None:
         return (self.starts[:, 0], self.stops[:, 0]) if len(self.grid) == 1 else None

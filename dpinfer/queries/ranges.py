@@ -8,6 +8,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import host_array, pytree, read_only, static
 from dpinfer.queries.base import Array, Queries, namespace
+from dpinfer.queries.boxes import Boxes
 
 # A table of all pairs of cells, 8 bytes each, gives the exact replace-one sensitivity of a list of ranges up to here.
 _MAX_PAIR_CELLS = 4096
@@ -130,6 +131,9 @@ class Ranges(Queries):
     def _backward(self, y: Array) -> Array:
         steps = _scatter_add(y, self.starts, self.n + 1) - _scatter_add(y, self.stops, self.n + 1)
         return namespace(y).cumsum(steps[..., :-1], axis=-1)
+
+    def gram(self) -> Array:
+        return Boxes((self.n,), self.starts[:, None], self.stops[:, None]).gram()
 
     def _largest_pair(self, weights: Array, order: int) -> Any:
         if not isinstance(weights, np.ndarray) or self.n > _MAX_PAIR_CELLS:

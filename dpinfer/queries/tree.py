@@ -13,13 +13,14 @@ from dpinfer._pytree import pytree, static
 from dpinfer.queries.base import Array, Queries, namespace
 
 if TYPE_CHECKING:
+    from dpinfer.queries.grid_tree import GridTree
     from dpinfer.queries.parent_tree import ParentTree
 
 
 class Tree(Queries):
     """A hierarchy of counts; one leaf a cell, and each node is the sum of its children.
 
-    Make one with :meth:`complete` or :meth:`from_parents`. The rows are the nodes in order; ``root_measured`` says whether
+    Make one with :meth:`complete`, :meth:`grid` or :meth:`from_parents`. The rows are the nodes in order; ``root_measured`` says whether
     the root is one of them.
 
     Attributes:
@@ -42,6 +43,23 @@ class Tree(Queries):
             root: whether the root is measured.
         """
         return CompleteTree(n, branching, root)
+
+    @staticmethod
+    def grid(shape: Any, branching: int, root: bool = False) -> "GridTree":
+        """The tree over a grid of d axes whose nodes are boxes, each split into ``branching`` parts along every axis.
+
+        A quadtree for two axes and ``branching=2``. The rows go level by level from the top, each level in C order. As in
+        :meth:`complete`, boxes are left-aligned and cut at the grid's ends; a shorter axis is in one piece from some
+        level up. ``Tree.grid((n,), b)`` has the rows of ``Tree.complete(n, b)``.
+
+        Args:
+            shape: cells along each axis; the cells are flat in C order.
+            branching: parts along each axis, at least 2; a full node has branching^d children.
+            root: whether the root is measured.
+        """
+        from dpinfer.queries.grid_tree import GridTree
+
+        return GridTree(shape, branching, root)
 
     @staticmethod
     def from_parents(parents: Any, leaf_cells: Any = None) -> "ParentTree":

@@ -173,6 +173,36 @@ def test_complete_and_cut_trees_against_dense_least_squares(n, branching, root):
         np.testing.assert_allclose(other.cells, result.cells, atol=1e-11 * np.abs(cells).max())
 
 
+@pytest.mark.parametrize(("shape", "root"), [((4, 4), False), ((5, 3), True), ((2, 3, 4), False), ((6, 1), False)])
+def test_trees_over_grids_against_dense_least_squares(shape, root):
+    rng = np.random.default_rng(1)
+    tree = Tree.grid(shape, 2, root)
+    values, scale = rng.normal(size=tree.shape[0]) * 9, rng.uniform(0.5, 3, tree.shape[0])
+    for spread in (scale, np.float64(1.5)):
+        estimate = dp.least_squares(dp.Measurement(tree, values, "gaussian", spread))
+        cells, covariance = weighted_least_squares(tree.dense(), values, np.square(spread))
+        np.testing.assert_allclose(estimate.cells, cells, atol=1e-10)
+        box = dp.queries.Boxes(shape, [[0] * len(shape), [1] + [0] * (len(shape) - 1)], [[1] * len(shape), list(shape)])
+        answers, rows = estimate.answer(box), box.dense()
+        np.testing.assert_allclose(answers.values, rows @ cells, atol=1e-10)
+        np.testing.assert_allclose(np.square(answers.stddev), np.diag(rows @ covariance @ rows.T), atol=1e-10)
+        np.testing.assert_allclose(answers.interval()[1] - answers.values, 1.959964 * np.asarray(answers.stddev), rtol=1e-6)
+    batch = jnp.asarray([values, 2 * values])
+    many = jax.vmap(lambda v: dp.least_squares(dp.Measurement(tree, v, "gaussian", jnp.asarray(1.5))).cells)(batch)
+    np.testing.assert_allclose(many[1], 2 * cells, atol=1e-9)
+
+
+def test_a_quadtree_is_measured_level_by_level():
+    tree = Tree.grid((4, 4), 2)
+    cells = np.arange(16) * 10**6
+    release = dp.measure(cells, tree, level_epsilons=[1, 0.5])
+    assert release.epsilon == 1.5
+    np.testing.assert_array_equal(release.scale, [1.0] * 4 + [2.0] * 16)
+    np.testing.assert_allclose(dp.least_squares(release).cells, cells, atol=200)
+    with pytest.raises(ValueError, match="exact counts .* contradict each other: row 4 says 0"):
+        dp.least_squares(dp.Release.from_values(tree, [1] + [0] * 19, noise="laplace", scale=[0] * 20))
+
+
 def test_a_range_answer_takes_any_workload_the_same_way():
     tree = Tree.complete(35, 3)
     result = estimate(tree, np.arange(float(tree.shape[0])), 10.0 ** np.linspace(-1, 1, tree.shape[0]))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import complete_tree_parents, largest_change, range_matrix, tree_matrix
+from references import complete_tree_parents, grid_tree_matrix, largest_change, range_matrix, tree_matrix
 
 import dpinfer as dp
 from dpinfer.queries import (
@@ -70,6 +70,15 @@ def families():
         starts = rng.integers(0, np.array(shape) + 1, (6, len(shape)))
         stops = rng.integers(starts, np.array(shape) + 1)
         yield f"Boxes{shape}", Boxes(shape, starts, stops), box_matrix(shape, starts, stops)
+    for shape, branching, root in (
+        ((1,), 2, False),
+        ((5,), 2, True),
+        ((2, 3), 2, False),
+        ((4, 4), 2, True),
+        ((3, 1, 5), 3, False),
+    ):
+        matrix = grid_tree_matrix(shape, branching)
+        yield f"Tree.grid({shape},{branching},{root})", Tree.grid(shape, branching, root=root), matrix[0 if root else 1 :]
     small = rng.integers(-2, 3, (3, 2))
     for name, factors in {
         "one": [Prefix(3)],
@@ -232,6 +241,9 @@ def test_equal_content_is_equal_and_compiles_once():
         (lambda: Ranges(4, [3], [1]), r"row 0 is \[3, 1\)"),
         (lambda: Ranges(4, [0.5], [1]), "starts must hold integers, got dtype float64"),
         (lambda: Tree.complete(4, 1), "branching must be at least 2, got 1"),
+        (lambda: Tree.grid((4, 4), 1), "branching must be at least 2, got 1"),
+        (lambda: Tree.grid(4, 2), "shape must list the cells"),
+        (lambda: Tree.grid((), 2), "at least one axis"),
         (lambda: CompleteTree(4, 2, 1), "root must be True or False, got 1"),  # pyright: ignore[reportArgumentType]
         (lambda: Tree.from_parents([-1, -1]), "exactly one root by -1, got 2"),
         (lambda: Tree.from_parents([1, 0]), "exactly one root by -1, got 0"),

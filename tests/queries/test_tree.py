@@ -92,3 +92,25 @@ def test_sums_over_the_lowest_families(n, branching, root):
     expected = [[leaf[i : i + branching].sum() for i in range(0, n, branching)] for leaf in leaves]
     np.testing.assert_allclose(tree.sum_leaves(rows), expected, atol=1e-14)
     np.testing.assert_allclose(tree.sum_leaves(jnp.asarray(rows)), expected, atol=1e-14)
+
+
+def test_a_grid_of_one_axis_is_the_complete_tree():
+    for n, branching, root in ((1, 2, False), (9, 2, True), (35, 4, False)):
+        line, tree = Tree.grid((n,), branching, root), Tree.complete(n, branching, root)
+        np.testing.assert_array_equal(line.dense(), tree.dense())
+        np.testing.assert_array_equal(line.parents, tree.parents)
+        np.testing.assert_array_equal(line.levels, tree.levels)
+        assert line.is_contiguous
+
+
+def test_a_large_quadtree_is_applied_and_weighed_without_its_matrix():
+    tree = Tree.grid((1024, 1024), 2)
+    x = np.random.default_rng(0).integers(0, 9, tree.shape[1])
+    y = tree @ x
+    assert tree.shape == (4 * (4**10 - 1) // 3, 4**10)
+    np.testing.assert_array_equal(y[:4], x.reshape(2, 512, 2, 512).sum(axis=(1, 3)).ravel())
+    np.testing.assert_array_equal(y[-(4**10) :], x)
+    np.testing.assert_array_equal(jax.jit(lambda v: tree @ v)(jnp.asarray(x)), y)
+    assert tree.sensitivity() == 10
+    assert tree.sensitivity(1, "replace_one") == 20
+    assert not tree.is_contiguous
