@@ -187,7 +187,7 @@ class Ledger:
             self.neighbors = neighbors
 
     def epsilon_at(self, delta: Any) -> float:
-        """What has been spent as the epsilon of (epsilon, ``delta``)-differential privacy: :func:`epsilon_of_rho`, if kept in rho."""
+        """What has been spent as the epsilon of (epsilon, ``delta``)-differential privacy; :func:`epsilon_of_rho` of rho."""
         return epsilon_at(delta, **{self.unit: self.spent})
 
     def __repr__(self) -> str:

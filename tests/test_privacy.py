@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def by_minimising(rho, delta):
         return (1 + below) * rho - (math.log1p(below) + math.log(delta)) / below + math.log(below / (1 + below))
 
     center = 0.5 * math.log(-math.log(delta) / rho)
-    return minimize_scalar(bound, bounds=(center - 5, center + 5), method="bounded", options={"xatol": 1e-10}).fun
+    found: Any = minimize_scalar(bound, bounds=(center - 5, center + 5), method="bounded", options={"xatol": 1e-10})
+    return found.fun
 
 
 def delta_of_gaussian(rho, epsilon):

@@ -17,30 +17,30 @@ from dpinfer.queries.tree import Tree
 class GridTree(Tree):
     """A tree of boxes, cut at the grid's ends; see :meth:`Tree.grid`. One application costs O(nodes)."""
 
-    grid: tuple[int, ...] = static()
+    sides: tuple[int, ...] = static()
     branching: int = static()
     root: bool = static(default=False)
 
     def __post_init__(self) -> None:
         try:
-            grid = tuple(_checks.integer("shape", size, least=1) for size in self.grid)
+            sides = tuple(_checks.integer("shape", size, least=1) for size in self.sides)
         except TypeError:
-            raise ValueError(f"shape must list the cells along each axis, got {self.grid!r}.") from None
-        if not grid:
+            raise ValueError(f"shape must list the cells along each axis, got {self.sides!r}.") from None
+        if not sides:
             raise ValueError("shape must have at least one axis.")
-        object.__setattr__(self, "grid", grid)
+        object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "branching", _checks.integer("branching", self.branching, least=2))
         if not isinstance(self.root, (bool, np.bool_)):
             raise ValueError(f"root must be True or False, got {self.root!r}.")
         object.__setattr__(self, "root", bool(self.root))
 
     def __repr__(self) -> str:
-        return f"Tree.grid({self.grid}, {self.branching}, root={self.root})"
+        return f"Tree.grid({self.sides}, {self.branching}, root={self.root})"
 
     @cached_property
     def grids(self) -> tuple[tuple[int, ...], ...]:
         """Nodes along each axis for each level, the root's first."""
-        grids = [self.grid]
+        grids = [self.sides]
         while len(grids) == 1 or max(grids[0]) > 1:
             grids.insert(0, tuple(-(-size // self.branching) for size in grids[0]))
         return tuple(grids)
@@ -103,9 +103,9 @@ class GridTree(Tree):
 
     def _forward(self, x: Array) -> Array:
         batch, rows = x.shape[:-1], [x]
-        table = x.reshape(*batch, *self.grid)
+        table = x.reshape(*batch, *self.sides)
         for _ in self.measured_grids[1:]:
-            for axis in range(len(self.grid)):
+            for axis in range(len(self.sides)):
                 table = _sum_groups(table, len(batch) + axis, self.branching)
             rows.insert(0, table.reshape(*batch, -1))
         return namespace(x).concatenate(rows, axis=-1)
@@ -126,7 +126,7 @@ class GridTree(Tree):
     def gram(self) -> Array:
         total: Any = 0
         for height in range(len(self.measured_grids)):
-            blocks = (np.arange(size) // self.branching**height for size in self.grid)
+            blocks = (np.arange(size) // self.branching**height for size in self.sides)
             total = total + reduce(np.kron, ((block[:, None] == block).astype(np.int64) for block in blocks))
         return total
 

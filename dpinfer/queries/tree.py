@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Tree(Queries):
     """A hierarchy of counts; one leaf a cell, and each node is the sum of its children.
 
-    Make one with :meth:`complete`, :meth:`grid` or :meth:`from_parents`. The rows are the nodes in order; ``root_measured`` says whether
-    the root is one of them.
+    Make one with :meth:`complete`, :meth:`grid` or :meth:`from_parents`. The rows are the nodes in order; ``root_measured``
+    says whether the root is one of them.
 
     Attributes:
         parents: the parent of each node, -1 for the root; read-only int64 [num_nodes].

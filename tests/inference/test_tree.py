@@ -180,7 +180,7 @@ def test_trees_over_grids_against_dense_least_squares(shape, root):
     values, scale = rng.normal(size=tree.shape[0]) * 9, rng.uniform(0.5, 3, tree.shape[0])
     for spread in (scale, np.float64(1.5)):
         estimate = dp.least_squares(dp.Measurement(tree, values, "gaussian", spread))
-        cells, covariance = weighted_least_squares(tree.dense(), values, np.square(spread))
+        cells, covariance = weighted_least_squares(np.asarray(tree.dense()), values, np.square(spread))
         np.testing.assert_allclose(estimate.cells, cells, atol=1e-10)
         box = dp.queries.Boxes(shape, [[0] * len(shape), [1] + [0] * (len(shape) - 1)], [[1] * len(shape), list(shape)])
         answers, rows = estimate.answer(box), box.dense()
