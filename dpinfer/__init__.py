@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import jax
 
-from dpinfer import datasets, evaluation, inference, mechanisms, noise, queries
+from dpinfer import datasets, evaluation, inference, mechanisms, noise, queries, testing
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
@@ -36,6 +36,7 @@ __all__ = [
     "noise",
     "queries",
     "simulate",
+    "testing",
 ]
 
 
