@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import jax
 
-from dpinfer import datasets, evaluation, inference, mechanisms, noise, queries, testing
+from dpinfer import accuracy, datasets, evaluation, inference, mechanisms, noise, queries, testing, workloads
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
@@ -25,6 +25,7 @@ __all__ = [
     "Measurement",
     "PrivateCells",
     "Release",
+    "accuracy",
     "count",
     "datasets",
     "enable_x64",
@@ -37,6 +38,7 @@ __all__ = [
     "queries",
     "simulate",
     "testing",
+    "workloads",
 ]
 
 

@@ -50,6 +50,10 @@ class LinearEstimate(abc.ABC):
                 return Answers(answers.values, answers.stddev, ErrorLaw(self.measurement, queries))
         return answers
 
+    def expected_stddev(self, workload: Any) -> Array:
+        """The standard deviation that :meth:`answer` states, [m]; infinite for an answer that the measurement leaves open."""
+        return self._answer(self._check(workload)).stddev
+
     def covariance(self, workload: Any) -> Array:
         """The exact covariance matrix of the answers' errors, [m, m]; memory m^2, time that of m answers.
 

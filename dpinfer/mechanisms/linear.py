@@ -12,7 +12,6 @@ budget, the ledger) and happens before the cells are read. Noise is drawn before
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from numbers import Integral
 from typing import Any
 
@@ -25,12 +24,11 @@ from dpinfer import _checks
 from dpinfer.domain import Domain
 from dpinfer.measurement import Measurement
 from dpinfer.noise import exact
-from dpinfer.privacy import Ledger, largest_change
+from dpinfer.privacy import Ledger
 from dpinfer.queries import Queries
-from dpinfer.queries.base import Array, namespace
+from dpinfer.queries.base import Array
 from dpinfer.release import Release, check_domain
-
-_BUDGETS = ("epsilon", "rho", "level_epsilons", "level_rhos")
+from dpinfer.scales import float_scale, one_budget, plan
 
 
 def measure(
@@ -72,68 +70,26 @@ def measure(
     Raises:
         ValueError: for anything wrong with the public arguments, or if the ledger does not have enough left.
     """
-    kind, value = _one_budget(epsilon, rho, level_epsilons, level_rhos)
-    order, unit = (1, "epsilon") if kind.endswith(("epsilon", "epsilons")) else (2, "rho")
-    _checks.relation(neighbors)
-    if not isinstance(strategy, Queries):
-        raise ValueError(
-            f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}; a matrix goes into queries.Dense."
-        )
-    if not strategy.is_integer:
-        raise ValueError(
-            "strategy must have entries of an integer dtype to be released exactly: convert whole numbers by .astype(int), put "
-            "weights into row_weights."
-        )
-    if strategy._largest_row() >= 2**31:
-        raise ValueError("strategy must have rows whose absolute entries sum to less than 2**31.")
     if ledger is not None and not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a dpinfer.Ledger, got {type(ledger).__name__}.")
+    budgets = {"epsilon": epsilon, "rho": rho, "level_epsilons": level_epsilons, "level_rhos": level_rhos}
+    planned = plan(strategy, **budgets, row_weights=row_weights, neighbors=neighbors)
     check_domain(domain, strategy)
     private = host_integers(cells, strategy.shape[1])
-    if kind.startswith("level"):
-        if not hasattr(value, "__len__"):
-            raise ValueError(f"{kind} must be a list with one entry for each level, got {value!r}.")
-        budgets = [_checks.budget(f"{kind}[{i}]", x, zero=True) for i, x in enumerate(value)]
-        asked = sum(budgets, Fraction(0))
-        spreads, rows = _level_spreads(strategy, budgets, kind, order, neighbors)
-    else:
-        asked = _checks.budget(kind, value)
-        spreads, rows = _row_spreads(strategy, asked, row_weights, order, neighbors)
-    if kind.startswith("level") and row_weights is not None:
-        raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
-
-    measured = [s for s in spreads if s is not None]
-    limit = exact.MAX_SCALE**order / 4
-    if max(measured) >= limit:
-        raise ValueError(f"{kind} is too small: the noise would exceed what 64-bit counts can hold. Got {value!r}.")
-    if order == 2 and min(measured) < exact.MIN_VARIANCE:
-        raise ValueError(f"{kind} is too large: the noise would vanish. Got {value!r}.")
-    # Laplace: loss = sum |change| / scale. Gaussian: loss = sum change^2 / (2 variance). A row not measured loses nothing.
-    losses = [Fraction(0) if s is None else 1 / (order * s) for s in spreads]
-    spend = largest_change(strategy, losses, rows, order, neighbors)
-    if spend > asked:
-        raise RuntimeError(f"The scales would spend {spend}, more than was asked for. Please report this; nothing was released.")
     if ledger is not None:
-        ledger.charge(spend, unit=unit, neighbors=neighbors)
+        ledger.charge(planned.spend, unit=planned.unit, neighbors=neighbors)
 
-    index = np.zeros(strategy.shape[0], dtype=np.int64) if rows is None else rows
+    spreads, index = planned.spreads, planned.index
     taken = np.array([s is not None for s in spreads])[index]
     place = np.cumsum([s is not None for s in spreads]) - 1
-    sampler = exact.discrete_laplace if order == 1 else exact.discrete_gaussian
+    sampler = exact.discrete_laplace if planned.order == 1 else exact.discrete_gaussian
     drawn = np.zeros(strategy.shape[0], dtype=np.int64)
-    drawn[taken] = sampler(measured, place[index[taken]])
+    drawn[taken] = sampler([s for s in spreads if s is not None], place[index[taken]])
     values = np.where(taken, _saturating_sum(_saturating_answers(strategy, private), drawn), 0)
-
-    floats = np.array([np.inf if s is None else float(s) ** (1 / order) for s in spreads])
     return Release(
-        Measurement(
-            strategy,
-            values,
-            "discrete_laplace" if order == 1 else "discrete_gaussian",
-            floats[0] if rows is None else floats[index],
-        ),
-        epsilon=spend if order == 1 else None,
-        rho=spend if order == 2 else None,
+        Measurement(strategy, values, planned.noise, planned.scale),
+        epsilon=planned.spend if planned.order == 1 else None,
+        rho=planned.spend if planned.order == 2 else None,
         neighbors=neighbors,
         domain=domain,
     )
@@ -165,7 +121,7 @@ def simulate(
         noise: "laplace" or "discrete_laplace" under epsilon; "gaussian" under rho (the default there).
         key: a typed key, ``jax.random.key(seed)``.
     """
-    kind, value = _one_budget(epsilon, rho, level_epsilons, level_rhos)
+    kind, value = one_budget(epsilon, rho, level_epsilons, level_rhos)
     order = 1 if kind.endswith(("epsilon", "epsilons")) else 2
     if order == 2 and noise == "laplace":
         noise = "gaussian"
@@ -182,7 +138,7 @@ def simulate(
     truth = jnp.asarray(cells if isinstance(cells, jax.Array) else np.asarray(cells) * 1.0)
     truth = truth if jnp.issubdtype(truth.dtype, jnp.floating) else truth.astype(float)
     answers = jnp.asarray(strategy @ truth)
-    scale = _float_scale(strategy, kind, value, row_weights, order, neighbors).astype(answers.dtype)
+    scale = float_scale(strategy, kind, value, row_weights, order, neighbors).astype(answers.dtype)
 
     measured = jnp.isfinite(scale)
     spread = jnp.where(measured, scale, 0.0)
@@ -198,13 +154,6 @@ def simulate(
     if not jax.config.jax_enable_x64 and _checks.is_concrete(values):  # pyright: ignore[reportAttributeAccessIssue]
         _checks.exact_in_float("the noisy values", np.asarray(values, dtype=np.float64))
     return Measurement(strategy, values, noise, scale)
-
-
-def _one_budget(epsilon: Any, rho: Any, level_epsilons: Any, level_rhos: Any) -> tuple[str, Any]:
-    given = {k: v for k, v in zip(_BUDGETS, (epsilon, rho, level_epsilons, level_rhos), strict=True) if v is not None}
-    if len(given) != 1:
-        raise ValueError(f"Give exactly one of {', '.join(_BUDGETS)}; got {', '.join(given) or 'none of them'}.")
-    return next(iter(given.items()))
 
 
 def host_integers(cells: Any, size: int | None = None) -> np.ndarray:
@@ -225,86 +174,6 @@ def host_integers(cells: Any, size: int | None = None) -> np.ndarray:
     if array.dtype.kind == "u":
         array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
     return array.astype(np.int64)
-
-
-def _level_spreads(
-    strategy: Queries, budgets: list[Fraction], kind: str, order: int, neighbors: str
-) -> tuple[list[Fraction | None], np.ndarray]:
-    """Scale (or variance) of each level that spends its own budget, None if not measured; and the level of each row."""
-    sensitivities = strategy.level_sensitivities(order, neighbors)
-    _check_levels(kind, len(budgets), len(sensitivities), strategy)
-    for i, (size, budget) in enumerate(zip(sensitivities, budgets, strict=True)):
-        if size == 0 and budget > 0:
-            raise ValueError(
-                f"{kind}[{i}] must be 0: no record can change that level under {neighbors!r}, so its answers are public. "
-                "Add them as exact counts with Release.from_values(..., stddev=0)."
-            )
-    if not any(budgets):
-        raise ValueError(f"{kind} must have a positive entry, got only zeros.")
-    spreads = [
-        None if budget == 0 else Fraction(size) / (order * budget) for size, budget in zip(sensitivities, budgets, strict=True)
-    ]
-    return spreads, np.asarray(strategy.levels)
-
-
-def _row_spreads(
-    strategy: Queries, budget: Fraction, row_weights: Any, order: int, neighbors: str
-) -> tuple[list[Fraction | None], np.ndarray | None]:
-    """Distinct scales (or variances) that spend the budget in proportion to the weights, and the index of each row's."""
-    if row_weights is None:
-        weights, rows = [Fraction(1)], None
-    else:
-        array = np.asarray(row_weights)
-        if array.shape != (strategy.shape[0],):
-            raise ValueError(f"row_weights must have shape [{strategy.shape[0]}], one for each row, got {list(array.shape)}.")
-        distinct, rows = np.unique(array, return_inverse=True)
-        weights = [_checks.budget("row_weights", w, zero=True) ** order for w in distinct]
-    change = largest_change(strategy, weights, rows, order, neighbors)
-    if change == 0:
-        raise ValueError(
-            f"strategy does not change under {neighbors!r} (or all row_weights are 0), so there is nothing to protect and no "
-            "scale to choose. Public answers are exact counts: Release.from_values(..., stddev=0)."
-        )
-    return [None if w == 0 else change / (order * budget * w) for w in weights], rows
-
-
-def _float_scale(strategy: Queries, kind: str, value: Any, row_weights: Any, order: int, neighbors: str) -> jax.Array:
-    """The scales of ``measure`` in floating point, for numbers that may be traced: a scalar or [m]."""
-    _checks.relation(neighbors)
-    if kind.startswith("level"):
-        if row_weights is not None:
-            raise ValueError(f"row_weights and {kind} cannot be combined: levels already say how the budget is split.")
-        sensitivities = np.array(strategy.level_sensitivities(order, neighbors), dtype=float)
-        if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
-            raise ValueError(f"{kind} must be a list with one entry for each level, got {value!r}.")
-        budgets = value if isinstance(value, jax.Array) else [value[i] for i in range(len(value))]
-        if _checks.is_concrete(budgets):
-            for i, x in enumerate(np.asarray(budgets).tolist() if isinstance(budgets, jax.Array) else budgets):
-                _checks.budget(f"{kind}[{i}]", x, zero=True)
-            budgets = np.array([float(x) for x in budgets])
-        budgets = jnp.asarray(budgets)
-        _check_levels(kind, budgets.shape[0], len(sensitivities), strategy)
-        safe = jnp.where(budgets > 0, budgets, 1.0)
-        scale = sensitivities / safe if order == 1 else jnp.sqrt(sensitivities / (2 * safe))
-        return jnp.where(budgets > 0, scale, jnp.inf)[strategy.levels]
-    if _checks.is_concrete(value):
-        value = float(_checks.budget(kind, value))
-    if row_weights is None:
-        change = strategy.largest_change(np.ones(strategy.shape[0], dtype=np.int64), order, neighbors)
-        return jnp.asarray(change / value if order == 1 else jnp.sqrt(change / (2 * value)))
-    weights: Array = row_weights if isinstance(row_weights, jax.Array) else np.asarray(row_weights, dtype=float)
-    if weights.shape != (strategy.shape[0],):
-        raise ValueError(f"row_weights must have shape [{strategy.shape[0]}], one for each row, got {list(weights.shape)}.")
-    if _checks.is_concrete(weights) and not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
-        raise ValueError("row_weights must be non-negative and finite.")
-    change = strategy.largest_change(weights**order, order, neighbors)
-    common = change / value if order == 1 else namespace(weights).sqrt(change / 2) / jnp.sqrt(value)
-    return jnp.where(weights > 0, common / jnp.where(weights > 0, weights, 1.0), jnp.inf)
-
-
-def _check_levels(kind: str, given: int, levels: int, strategy: Queries) -> None:
-    if given != levels:
-        raise ValueError(f"{kind} must have {levels} entries, one for each level of {strategy!r} from the top, got {given}.")
 
 
 def _saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
