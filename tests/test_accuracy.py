@@ -3,7 +3,6 @@
 import json
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from dpinfer.queries import AllRange, Haar, Identity, Kronecker, Prefix, Total, 
 @pytest.mark.parametrize(
     ("strategy", "budget"),
     [
-        (Tree.complete(9, 3), {"epsilon": "1/3"}),
+        (Tree.complete(9, 3), {"epsilon": Fraction(1, 3)}),
         (Tree.complete(9, 3), {"level_epsilons": [0.1, 0.2]}),
         (Tree.grid((3, 3), 2), {"level_rhos": [0.1, 0.3]}),
         (VStack([Identity(9), Total(9)]), {"rho": 0.5}),
@@ -28,7 +27,6 @@ from dpinfer.queries import AllRange, Haar, Identity, Kronecker, Prefix, Total, 
     ids=repr,
 )
 def test_an_explanation_is_what_the_release_has(strategy, budget, neighbors):
-    budget: Any = {name: Fraction(value) if isinstance(value, str) else value for name, value in budget.items()}
     told = explain(strategy, **budget, neighbors=neighbors, delta=1e-6)
     if neighbors == "replace_one" and isinstance(strategy, VStack):
         assert told.sensitivity == pytest.approx(math.sqrt(2))

@@ -68,6 +68,16 @@ class Queries(abc.ABC):
         return True
 
     @property
+    def has_unit_entries(self) -> bool:
+        """Whether every entry of the matrix is known to be -1, 0 or 1."""
+        return self.has_zero_one_entries
+
+    @property
+    def has_typical_first_cell(self) -> bool:
+        """Whether the first cell and any other relate in every way in which two cells do, as to norms and inner products."""
+        return False
+
+    @property
     def levels(self) -> np.ndarray | None:
         """The level of each row, int64 [m], for budgets by level: a tree's from the top, a stack's parts; else None."""
         return None
@@ -107,13 +117,21 @@ class Queries(abc.ABC):
         matrix = self.dense()
         return matrix.T @ matrix
 
+    def overlap_gram(self) -> Array:
+        """|A|' |A|, [n, n]; for entries of -1, 0 and 1 how many queries hold both of two cells. Memory n^2."""
+        if self.has_zero_one_entries:
+            return self.gram()
+        matrix = abs(self.dense())
+        return matrix.T @ matrix
+
     def sensitivity(self, order: int = 1, neighbors: str = "add_remove") -> Any:
         """The largest L1 (``order=1``) or L2 (``order=2``) change of the answers between two neighbouring databases.
 
         ``neighbors="add_remove"``: one record more or less; the largest column norm, exact.
         ``neighbors="replace_one"``: one record changes its cell; the largest norm of a difference of two columns. Exact where
-        the structure gives it (identity, total, prefix, trees, all ranges; other ranges to 4,096 cells) and where the
-        pairs of columns can be enumerated; otherwise an upper bound: the sum of the two largest column norms.
+        the structure gives it (identity, total, prefix, trees, wavelets, all ranges; other ranges and boxes to 4,096 cells;
+        products of such with entries of -1, 0 and 1 and factors of up to 4,096 cells) and where the pairs of columns can be
+        enumerated; otherwise an upper bound: the sum of the two largest column norms, or of a stack's parts.
         """
         _checks.choice("order", order, (1, 2))
         _checks.relation(neighbors)

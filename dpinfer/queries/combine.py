@@ -41,6 +41,10 @@ class VStack(Queries):
         return all(part.has_zero_one_entries for part in self.parts)
 
     @property
+    def has_unit_entries(self) -> bool:
+        return all(part.has_unit_entries for part in self.parts)
+
+    @property
     def levels(self) -> np.ndarray:
         return np.repeat(np.arange(len(self.parts)), [part.shape[0] for part in self.parts])
 
@@ -76,6 +80,16 @@ class VStack(Queries):
 
     def _column_sums(self, weights: Array, order: int) -> Array:
         return _sum([p._column_sums(w, order) for p, w in zip(self.parts, self.split(weights), strict=True)])
+
+    def _largest_pair(self, weights: Array, order: int) -> Any:
+        pair = super()._largest_pair(weights, order)
+        if not isinstance(weights, np.ndarray):
+            return pair
+        # Where pairs are too many to enumerate that is a bound, and so are the parts' own largest changes together.
+        return min(pair, sum(p._largest_pair(w, order) for p, w in zip(self.parts, self.split(weights), strict=True)))
+
+    def overlap_gram(self) -> Array:
+        return _sum([part.overlap_gram() for part in self.parts])
 
     def _largest_sum(self, order: int) -> int:
         return sum(part._largest_sum(order) for part in self.parts)

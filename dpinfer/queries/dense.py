@@ -44,6 +44,10 @@ class Dense(Queries):
     def has_zero_one_entries(self) -> bool:
         return _checks.is_concrete(self.matrix) and bool(np.isin(np.asarray(self.matrix), (0, 1)).all())
 
+    @property
+    def has_unit_entries(self) -> bool:
+        return _checks.is_concrete(self.matrix) and bool(np.isin(np.asarray(self.matrix), (-1, 0, 1)).all())
+
     def _forward(self, x: Array) -> Array:
         return x @ self._like(x).T
 

@@ -67,6 +67,10 @@ class GridTree(Tree):
         return self.num_nodes - (not self.root), self.level_sizes[-1]
 
     @property
+    def has_typical_first_cell(self) -> bool:
+        return True
+
+    @property
     def levels(self) -> np.ndarray:
         measured = self.level_sizes if self.root else self.level_sizes[1:]
         return np.repeat(np.arange(len(measured)), measured)

@@ -51,6 +51,14 @@ class Haar(Queries):
     def has_zero_one_entries(self) -> bool:
         return self.padded == 1
 
+    @property
+    def has_unit_entries(self) -> bool:
+        return True
+
+    @property
+    def has_typical_first_cell(self) -> bool:
+        return True
+
     def _forward(self, x: Array) -> Array:
         xp = namespace(x)
         sums = xp.concatenate([x, xp.zeros((*x.shape[:-1], self.padded - self.n), dtype=x.dtype)], axis=-1)
@@ -80,9 +88,13 @@ class Haar(Queries):
     def gram(self) -> Array:
         # Two cells agree in the total and in the nodes that hold them in one half, and are opposite where they part.
         index = np.arange(self.n)
+        return self.overlap_gram() - 2 * (index[:, None] != index)
+
+    def overlap_gram(self) -> Array:
+        # The total, and one node for each depth down to where the cells part.
+        index = np.arange(self.n)
         apart = index[:, None] ^ index
-        depth = self._height - np.frexp(apart.astype(np.float64))[1]
-        return np.where(apart == 0, self._height + 1, depth).astype(np.int64)
+        return (self._height - np.frexp(apart.astype(np.float64))[1] + 1 + (apart > 0)).astype(np.int64)
 
     def _change_at_equal_weights(self, order: int, neighbors: str) -> int:
         if neighbors == "add_remove":

@@ -23,6 +23,10 @@ class Identity(Queries):
     def shape(self) -> tuple[int, int]:
         return self.n, self.n
 
+    @property
+    def has_typical_first_cell(self) -> bool:
+        return True
+
     def _forward(self, x: Array) -> Array:
         return x
 
@@ -52,6 +56,10 @@ class Total(Queries):
     @property
     def shape(self) -> tuple[int, int]:
         return 1, self.n
+
+    @property
+    def has_typical_first_cell(self) -> bool:
+        return True
 
     def _forward(self, x: Array) -> Array:
         return x.sum(axis=-1, keepdims=True)

@@ -16,6 +16,8 @@ from dpinfer.queries.base import Array, Queries, namespace
 # whose pairs are looked through.
 _MAX_KINDS = 1 << 18
 _MAX_FACTOR_CELLS = 4096
+# Kinds of a factor that are compared with each other.
+_MAX_COMPARED = 512
 
 
 @final
@@ -48,6 +50,10 @@ class Kronecker(Queries):
     @property
     def has_zero_one_entries(self) -> bool:
         return all(part.has_zero_one_entries for part in self.parts)
+
+    @property
+    def has_unit_entries(self) -> bool:
+        return all(part.has_unit_entries for part in self.parts)
 
     def _along_axes(self, x: Array, apply: Any, side: int) -> Array:
         """``apply(part, entries)`` along each axis of the table that ``x`` holds in its last axis."""
@@ -88,19 +94,21 @@ class Kronecker(Queries):
         return self._largest_pair_at_equal_weights(order)
 
     def _largest_pair_at_equal_weights(self, order: int) -> int | None:
-        """Exact for squares, and for entries of 0 and 1; None where it is not known or there is too much to compare."""
-        small = all(part.shape[1] <= _MAX_FACTOR_CELLS for part in self.parts)
-        if not small or not (order == 2 or self.has_zero_one_entries):
+        """Exact for squares, and for entries of -1, 0 and 1; None where it is not known or there is too much to compare."""
+        small = all(part.shape[1] <= _MAX_FACTOR_CELLS or part.has_typical_first_cell for part in self.parts)
+        if not small or not (order == 2 or self.has_unit_entries):
             return None
-        # ||u - v||^2 = |u|^2 + |v|^2 - 2 u'v, and all three are products over the factors; with entries of 0 and 1 it is
-        # the L1 norm too. Each factor has few kinds of (|u|^2, |v|^2, u'v).
-        kinds = {(1, 1, 1)}
-        for part in self.parts:
-            own = _kinds_of_pairs(np.asarray(part.gram()))
+        # ||u - v||^2 = |u|^2 + |v|^2 - 2 u'v, and all three are products over the factors. With entries of -1, 0 and 1 the L1
+        # norm is |u|^2 + |v|^2 - u'v - |u|'|v|, again of products: an entry of both counts 2 if they agree, and 0 if not.
+        # Each factor has few kinds of (|u|^2, |v|^2, u'v, |u|'|v|).
+        factors, kinds = [_kinds_of_pairs(part, order) for part in self.parts], {(1, 1, 1, 1)}
+        if min(min(kind) for own in factors for kind in own) >= 0:
+            factors = map(_undominated, factors)
+        for own in factors:
             if len(kinds) * len(own) > _MAX_KINDS:
                 return None
-            kinds = {(a * p, b * q, c * r) for a, b, c in kinds for p, q, r in own}
-        return max(a + b - 2 * c for a, b, c in kinds)
+            kinds = {(a * p, b * q, c * r, d * s) for a, b, c, d in kinds for p, q, r, s in own}
+        return max(a + b - c - d for a, b, c, d in kinds)
 
     def _largest_pair(self, weights: Array, order: int) -> Any:
         is_even = isinstance(weights, np.ndarray) and weights.size > 0 and bool(np.all(weights == weights[0]))
@@ -114,16 +122,36 @@ class Kronecker(Queries):
         return int(np.prod([part._largest_row() for part in self.parts], dtype=object))
 
 
-def _kinds_of_pairs(gram: np.ndarray) -> set[tuple[int, int, int]]:
-    """The distinct (|u|^2, |v|^2, u'v) over pairs of columns, a column with itself included."""
+def _undominated(kinds: set[tuple[int, int, int, int]]) -> set[tuple[int, int, int, int]]:
+    """The kinds that can lead to the largest difference if nothing is negative: those not worse than another in all four."""
+    if len(kinds) > _MAX_COMPARED:
+        return kinds
+    return {
+        (a, b, c, d)
+        for a, b, c, d in kinds
+        if not any(p >= a and q >= b and r <= c and s <= d and (p, q, r, s) != (a, b, c, d) for p, q, r, s in kinds)
+    }
+
+
+def _kinds_of_pairs(part: Queries, order: int) -> set[tuple[int, int, int, int]]:
+    """The distinct (|u|^2, |v|^2, u'v, |u|'|v|) over pairs of columns, a column with itself included; u'v twice for order 2."""
+    if part.has_typical_first_cell:
+        column = part._forward(np.eye(1, part.shape[1], dtype=np.int64)[0])
+        inner = part._backward(column)
+        overlap = inner if order == 2 else part._column_sums(abs(column), 1)
+        pairs = np.unique(np.stack([inner, overlap], axis=1), axis=0)
+        return {(inner[0].item(), inner[0].item(), c, d) for c, d in pairs.tolist()}
+    gram = np.asarray(part.gram())
+    overlap = gram if order == 2 else np.asarray(part.overlap_gram())
     squares, offset = np.diagonal(gram), int(np.abs(gram).max())
     base = 2 * offset + 1
-    if base**3 < 2**63:  # three digits of one number, which sorts ten times faster than rows of three
-        keys = np.unique((squares[:, None] * base + squares) * base + gram + offset)
-        return {(k // base // base, k // base % base, k % base - offset) for k in keys.tolist()}
+    if base**4 < 2**63:  # four digits of one number, which sorts ten times faster than rows of four
+        keys = np.unique(((squares[:, None] * base + squares) * base + gram + offset) * base + overlap + offset)
+        digits = [keys // base**3, keys // base**2 % base, keys // base % base - offset, keys % base - offset]
+        return set(zip(*(digit.tolist() for digit in digits), strict=True))
     both = np.broadcast_to(squares, gram.shape)
-    kinds = np.unique(np.stack([both.T.ravel(), both.ravel(), gram.ravel()], axis=1), axis=0)
-    return {(a, b, c) for a, b, c in kinds.tolist()}
+    kinds = np.unique(np.stack([both.T.ravel(), both.ravel(), gram.ravel(), overlap.ravel()], axis=1), axis=0)
+    return {(a, b, c, d) for a, b, c, d in kinds.tolist()}
 
 
 @final

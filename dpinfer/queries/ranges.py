@@ -10,9 +10,6 @@ from dpinfer._pytree import host_array, pytree, read_only, static
 from dpinfer.queries.base import Array, Queries, namespace
 from dpinfer.queries.boxes import Boxes
 
-# A table of all pairs of cells, 8 bytes each, gives the exact replace-one sensitivity of a list of ranges up to here.
-_MAX_PAIR_CELLS = 4096
-
 
 @final
 @pytree
@@ -132,19 +129,15 @@ class Ranges(Queries):
         steps = _scatter_add(y, self.starts, self.n + 1) - _scatter_add(y, self.stops, self.n + 1)
         return namespace(y).cumsum(steps[..., :-1], axis=-1)
 
+    @cached_property
+    def _boxes(self) -> Boxes:
+        return Boxes((self.n,), self.starts[:, None], self.stops[:, None])
+
     def gram(self) -> Array:
-        return Boxes((self.n,), self.starts[:, None], self.stops[:, None]).gram()
+        return self._boxes.gram()
 
     def _largest_pair(self, weights: Array, order: int) -> Any:
-        if not isinstance(weights, np.ndarray) or self.n > _MAX_PAIR_CELLS:
-            return super()._largest_pair(weights, order)
-        # shared[j, k], j <= k: weight of the ranges that hold both cells, from the table of ranges by (start, stop).
-        table = np.zeros((self.n + 1, self.n + 1), dtype=weights.dtype)
-        np.add.at(table, (self.starts, self.stops), weights)
-        shared = np.cumsum(np.cumsum(table, axis=0)[:, ::-1], axis=1)[:-1, -2::-1]
-        single = np.diagonal(shared)
-        upper = np.triu_indices(self.n, 1)
-        return (single[upper[0]] + single[upper[1]] - 2 * shared[upper]).max()
+        return self._boxes._largest_pair(weights, order)
 
 
 @final

@@ -169,6 +169,10 @@ class CompleteTree(Tree):
         return self.level_sizes if self.root else self.level_sizes[1:]
 
     @property
+    def has_typical_first_cell(self) -> bool:
+        return True
+
+    @property
     def levels(self) -> np.ndarray:
         return np.repeat(np.arange(len(self.measured_sizes)), self.measured_sizes)
 

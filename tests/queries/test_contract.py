@@ -85,6 +85,8 @@ def families():
         "marginal": [Identity(3), Total(2)],
         "ranges": [Prefix(3), Tree.complete(4, 2), Identity(2)],
         "signed": [Haar(3), Dense(small)],
+        "wavelets": [Haar(3), Haar(4), Prefix(2)],
+        "units": [Dense(np.sign(small)), VStack([Haar(2), Total(2)])],
         "stack": [VStack([Identity(2), Total(2)]), Total(1), Partition([0, 1, 0])],
     }.items():
         matrix = np.ones((1, 1))
@@ -126,6 +128,13 @@ def test_matrix_and_products_on_the_host(queries, matrix):
     assert queries.shape == (m, n)
     np.testing.assert_array_equal(queries.dense(), matrix)
     np.testing.assert_array_equal(queries.gram(), matrix.T @ matrix)
+    np.testing.assert_array_equal(queries.overlap_gram(), abs(matrix).T @ abs(matrix))
+    assert not queries.has_zero_one_entries or np.isin(matrix, (0, 1)).all()
+    assert not queries.has_unit_entries or np.isin(matrix, (-1, 0, 1)).all()
+    if queries.has_typical_first_cell:
+        norms = np.square(matrix).sum(axis=0)
+        kinds = np.stack([matrix.T @ matrix, abs(matrix).T @ abs(matrix), norms[:, None] + norms])
+        assert {*map(tuple, kinds.reshape(3, -1).T.tolist())} == {*map(tuple, kinds[:, 0].T.tolist())}
     np.testing.assert_array_equal(np.concatenate([queries.rows(0, m // 2), queries.rows(m // 2, m)]), matrix)
     for dtype in (np.int8, np.int32, np.int64, np.float64):
         x, y = rng.integers(-100, 100, (n, 3)).astype(dtype), rng.integers(-100, 100, (m, 3)).astype(dtype)
@@ -321,6 +330,15 @@ def test_sensitivity_of_a_large_product_forms_no_columns():
     grid = Kronecker([Identity(1024), Tree.complete(1024, 2)])
     assert grid.sensitivity() == 10
     assert grid.sensitivity(2, "replace_one") == math.sqrt(20)
+    # Two dimensions of Privelet: cells that part at the roots of both axes have all their rows but the total to themselves,
+    # where rows that only one has count once, and the rows of both with opposite signs twice.
+    wavelets = Kronecker([Haar(8), Haar(8)])
+    matrix = np.asarray(wavelets.dense())
+    pairs = max(np.abs(matrix - matrix[:, [j]]).sum(axis=0).max() for j in range(64))
+    assert wavelets.sensitivity(1, "replace_one") == pairs
+    assert Kronecker([Haar(1024), Haar(1024)]).sensitivity(1, "replace_one") > 200
+    stack = VStack([Identity(2**20), Total(2**20)])
+    assert stack.sensitivity(1, "replace_one") == 2
     table = Kronecker([Identity(4)] * 10)
     x = np.arange(4**10)
     np.testing.assert_array_equal(table @ x, x)
