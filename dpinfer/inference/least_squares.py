@@ -1,21 +1,23 @@
 """Weighted least squares: the best linear unbiased estimate of the cells from noisy answers."""
 
 from dataclasses import replace
-from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree
-from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.dense_estimate import solve_dense
+from dpinfer.inference.estimate import LinearEstimate
+from dpinfer.inference.iterative_estimate import IterativeEstimate, solve_iteratively
+from dpinfer.inference.kronecker_estimate import solve_kronecker
+from dpinfer.inference.marginals_estimate import as_marginals, part_variances, solve_marginals
+from dpinfer.inference.orthogonal_estimate import solve_orthogonal
+from dpinfer.inference.stacks import pool, stack_tree
 from dpinfer.inference.tree import MAX_REGULAR_RATIO
 from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_deep, solve_shallow
 from dpinfer.measurement import Measurement
-from dpinfer.queries import Identity, Queries
-from dpinfer.queries.base import Array
+from dpinfer.queries import Identity, Kronecker, Queries
 from dpinfer.queries.grid_tree import GridTree
 from dpinfer.queries.parent_tree import ParentTree
 from dpinfer.queries.tree import CompleteTree
@@ -23,7 +25,6 @@ from dpinfer.release import Release, as_measurement
 
 # m n min(m, n) of the largest matrix that is factorised densely: some ten seconds and a gigabyte.
 _MAX_DENSE_WORK = 2**34
-_ROW_ENTRIES = 1 << 24
 # Large trees of few levels are compiled level by level, which runs faster; all others in a loop over blocks of nodes, which
 # compiles in a second whatever the depth.
 _MAX_UNROLLED_LEVELS = 40
@@ -33,20 +34,31 @@ _MIN_UNROLLED_NODES = 2**16
 def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     """The weighted least squares estimate: among all linear unbiased ones that of least variance, for every answer.
 
-    Minimises sum_i (A x - y)_i^2 / stddev_i^2 over real cells x. Trees (and the identity) take two passes, O(nodes), with every
-    node's variance (``inference/tree.py``); other strategies are factorised as a dense matrix, O(m n min(m, n)), up to about
-    2,000 cells. Runs eagerly or under jit, vmap and grad (in the values and in the scale).
+    Minimises sum_i (A x - y)_i^2 / stddev_i^2 over real cells x. Structure that gives a closed form is found and used:
+
+    - trees, and stacks of ever finer partitions (identity and total, identity and partition, several trees of one shape, the same
+      strategy measured again): two passes for any noise, O(nodes), with every node's variance (``inference/tree.py``);
+    - rows orthogonal to each other (wavelets of a power of two, one partition, products of such): one product with the transpose;
+    - marginals of a table, one variance a marginal: averages over axes (``inference/marginals_estimate.py``);
+    - a Kronecker product, one variance for all rows: axis by axis (``inference/kronecker_estimate.py``).
+
+    Any other strategy is factorised as a dense matrix, O(m n min(m, n)), up to about 2,000 cells, and beyond that solved by
+    conjugate gradients (``inference/iterative_estimate.py``): the result then has ``num_steps``, ``residual`` and
+    ``converged``, and a standard deviation costs as much as an estimate. Whatever way, standard deviations are exact, and
+    what the measurement leaves open is named when it is asked for. Runs eagerly or under jit, vmap and grad (in the values
+    and in the scale).
 
     Args:
-        measurement: a Release or a Measurement. An infinite scale leaves a row out; on a tree a zero scale is an exact count.
+        measurement: a Release or a Measurement. An infinite scale leaves a row out; a zero scale is an exact count, on trees,
+            partitions and orthogonal rows.
 
     Returns:
         A LinearEstimate: ``.cells``, ``.answer(workload)`` and ``.covariance(workload)``.
 
     Raises:
         ValueError: if the tree has two children of one node that no measurement tells apart, if exact counts contradict each
-            other, if the matrix is too large to factorise, or if 32-bit floats would round the values. Inside jit, see
-            ``is_determined`` of the result.
+            other, if conjugate gradients do not converge, or if 32-bit floats would round the values. Inside jit, see
+            ``is_determined`` and ``converged`` of the result.
     """
     measurement = as_measurement(measurement)
     _checks.exact_in_float("values", measurement.values)
@@ -63,8 +75,8 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
         case Identity(n):
             tree = CompleteTree(n, max(n, 2))
             estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
-        case queries:
-            estimate = _solve_dense(queries, values, stddev)
+        case _:
+            estimate = _solve_other(measurement, values, stddev)
     return replace(estimate, measurement=measurement)
 
 
@@ -94,8 +106,65 @@ def _solve_grid_tree(tree: GridTree, values: jax.Array, stddev: jax.Array) -> Tr
     return _solve_parent_tree(tree.with_root, values, stddev)
 
 
-def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
-    """The estimate, if it is determined and its exact counts agree; inside jit nobody can look."""
+def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array) -> LinearEstimate:
+    """The estimate of a strategy that is no tree by itself: by structure where there is some, else by what its size allows."""
+    queries = measurement.queries
+    stack = None if jax.tree.leaves(queries) else stack_tree(queries)
+    if stack is not None:
+        pooled = pool(stack.nodes, stack.tree.num_nodes, values, stddev)
+        estimate = _solve_parent_tree(stack.tree, *pooled)
+        if not _checks.is_concrete(estimate.is_determined) or bool(estimate.is_determined):
+            return _checked(estimate, measurement, stack.nodes)
+    if queries.has_orthogonal_rows:
+        return solve_orthogonal(queries, values, stddev)
+    if _checks.is_concrete(stddev) and np.any(np.asarray(stddev) == 0):
+        raise ValueError(
+            "Exact counts (scale 0) are supported on trees, on partitions finer and finer, and on rows orthogonal to each other; "
+            "give these rows a small positive scale."
+        )
+    marginals = as_marginals(queries)
+    variances = None if marginals is None else part_variances(marginals, stddev)
+    if marginals is not None and variances is not None:
+        return solve_marginals(marginals, values, variances)
+    if isinstance(queries, Kronecker) and all(_dense_work(part) <= _MAX_DENSE_WORK for part in queries.parts):
+        common = _common(stddev)
+        if common is not None:
+            return solve_kronecker(queries, values, common)
+    if _dense_work(queries) <= _MAX_DENSE_WORK:
+        return solve_dense(queries.dense(), values, stddev)
+    return _converged(solve_iteratively(queries, values, stddev))
+
+
+def _dense_work(queries: Queries) -> int:
+    m, n = queries.shape
+    return m * n * min(m, n)
+
+
+def _common(stddev: jax.Array) -> jax.Array | None:
+    """The one finite standard deviation of all rows, if it can be seen that there is one."""
+    if stddev.ndim == 0:
+        return stddev
+    if not _checks.is_concrete(stddev) or not stddev.size:
+        return None
+    array = np.asarray(stddev)
+    return stddev[0] if np.isfinite(array[0]) and np.all(array == array[0]) else None
+
+
+def _converged(estimate: IterativeEstimate) -> IterativeEstimate:
+    if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
+        raise ValueError(
+            f"Conjugate gradients did not converge on {estimate.queries!r}: after {int(estimate.num_steps)} steps the residual "
+            f"is {float(estimate.residual):.1e} of what it was. The noise of its rows differs by too much; leave out the least "
+            "precise."
+        )
+    return estimate
+
+
+def _checked(estimate: TreeEstimate, measurement: Measurement, nodes_of_rows: np.ndarray | None = None) -> TreeEstimate:
+    """The estimate, if it is determined and its exact counts agree; inside jit nobody can look.
+
+    ``nodes_of_rows`` says which node each row measures, if not one after the other.
+    """
     if not _checks.is_concrete(estimate.is_determined, measurement.scale):
         return estimate
     tree = estimate.tree
@@ -111,7 +180,10 @@ def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
         scale = np.broadcast_to(measurement.scale, measurement.values.shape)
         nodes = np.asarray(estimate.node_values)
         nodes = nodes if isinstance(tree, CompleteTree) else nodes[tree.position]
-        nodes = nodes[tree.num_nodes - measurement.queries.shape[0] :]  # without a root that is no row
+        if nodes_of_rows is None:
+            nodes = nodes[tree.num_nodes - measurement.queries.shape[0] :]  # without a root that is no row
+        else:
+            nodes = np.append(nodes, 0.0)[nodes_of_rows]
         values = np.asarray(measurement.values, dtype=nodes.dtype)
         size = np.finfo(nodes.dtype).eps * 64 * max(1.0, float(np.abs(values).max()))
         bad = np.flatnonzero((scale == 0) & (np.abs(nodes - values) > size * np.sqrt(tree.num_nodes)))
@@ -121,94 +193,3 @@ def _checked(estimate: TreeEstimate, measurement: Measurement) -> TreeEstimate:
                 f"{nodes[bad[0]]:g} ({bad.size} such rows). Correct them, or give them a positive scale."
             )
     return estimate
-
-
-@final
-@pytree
-class DenseEstimate(LinearEstimate):
-    """The least squares estimate of a strategy that was factorised as a matrix.
-
-    Attributes:
-        solution: [n], the cells; what the measurement does not determine is filled in with the smallest that agree.
-        inverse: [n, n], the pseudo-inverse of A' diag(1/stddev^2) A: the covariance of the cells that are determined.
-        length: [n], the norms of the columns of diag(1/stddev) A.
-        row_space: [n, n], the projection on the rows that are determined, in cells times ``length``.
-    """
-
-    solution: Array
-    inverse: Array
-    length: Array
-    row_space: Array
-    measurement: Measurement | None = None
-
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
-    def _answer(self, workload: Queries) -> Answers:
-        blocks = [self._stddev(rows) for rows in row_blocks(workload, max(1, _ROW_ENTRIES // self._num_cells))]
-        return Answers(jnp.asarray(workload @ self.cells), jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)]))
-
-    def _stddev(self, rows: Array) -> jax.Array:
-        rows = jnp.asarray(rows, self.cells.dtype)
-        spread = rows @ self.inverse
-        scaled = rows / self.length[None, :]
-        rest = jnp.abs(scaled - scaled @ self.row_space).max(axis=1)
-        is_determined = rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(scaled).max(axis=1)
-        return jnp.where(is_determined, jnp.sqrt(jnp.maximum((spread * rows).sum(axis=1), 0.0)), jnp.inf)
-
-    def _covariance(self, workload: Queries) -> Array:
-        self.answer(workload)  # raises for what is not determined
-        rows = jnp.asarray(workload.dense(), self.cells.dtype)
-        return rows @ self.inverse @ rows.T
-
-
-def _solve_dense(queries: Queries, values: jax.Array, stddev: jax.Array) -> DenseEstimate:
-    m, n = queries.shape
-    if m * n * min(m, n) > _MAX_DENSE_WORK:
-        raise ValueError(
-            f"{queries!r} is too large to be factorised as a dense matrix, and least squares knows no structure in it. "
-            "Trees and the identity have no such limit."
-        )
-    if _checks.is_concrete(stddev) and np.any(np.asarray(stddev) == 0):
-        raise ValueError("Exact counts (scale 0) are only supported on trees; give these rows a small positive scale.")
-    return _factorise(queries.dense(), values, stddev)
-
-
-@jax.jit
-def _factorise(matrix: Array, values: jax.Array, stddev: jax.Array) -> DenseEstimate:
-    measured = jnp.isfinite(stddev)
-    weights = jnp.where(measured, 1.0 / jnp.where(measured, stddev, 1.0), 0.0)
-    # Relative to the largest weight, whose square alone could overflow.
-    top = jax.lax.stop_gradient(jnp.maximum(weights.max(), jnp.finfo(values.dtype).tiny))
-    weights = weights / top
-    weighted = jnp.asarray(matrix, values.dtype) * jnp.broadcast_to(weights, values.shape)[:, None]
-    # Columns of equal length: the rank is judged whatever the cells' units.
-    length = jnp.sqrt(jnp.square(weighted).sum(axis=0))
-    length = jax.lax.stop_gradient(jnp.where(length > 0, length, 1.0))
-    inverse, row_space = _pseudo_inverse_of_gram(weighted / length[None, :])
-    inverse = inverse / (length[:, None] * length[None, :])
-    solution = inverse @ (weighted.T @ (weights * values))
-    return DenseEstimate(solution, inverse / top / top, length, row_space)
-
-
-@jax.custom_jvp
-def _pseudo_inverse_of_gram(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pseudo-inverse of B'B and the projection on B's row space, [n, n] each; the derivative takes the rank as fixed."""
-    _, sizes, basis = jnp.linalg.svd(matrix, full_matrices=False)
-    rank = sizes > sizes[0] * max(matrix.shape) * jnp.finfo(matrix.dtype).eps
-    scaled = basis * jnp.where(rank, 1.0 / jnp.where(rank, sizes, 1.0), 0.0)[:, None]
-    kept = basis * rank[:, None]
-    return scaled.T @ scaled, kept.T @ kept
-
-
-@_pseudo_inverse_of_gram.defjvp
-def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    (matrix,), (change,) = primals, tangents
-    inverse, row_space = _pseudo_inverse_of_gram(matrix)
-    half = inverse @ (matrix.T @ change) @ inverse
-    return (inverse, row_space), (-(half + half.T), jnp.zeros_like(row_space))

@@ -14,7 +14,7 @@ from dpinfer.inference import tree as passes
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.estimate import LinearEstimate, row_blocks
 from dpinfer.measurement import Measurement
-from dpinfer.queries import Queries
+from dpinfer.queries import Identity, Queries
 from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
 from dpinfer.queries.tree import CompleteTree
@@ -89,6 +89,9 @@ class TreeEstimate(LinearEstimate):
         return self.tree.shape[1]
 
     def _answer(self, workload: Queries) -> Answers:
+        if isinstance(workload, Identity):  # variances that are at hand already
+            nodes = self.tree.leaves if isinstance(self.tree, CompleteTree) else self.tree.position[self.tree.leaves]
+            return Answers(jnp.asarray(self.cells), jnp.sqrt(self.node_variances[..., nodes]))
         ranges = workload.as_ranges()
         if ranges is not None and self.tree.is_contiguous:
             answers = self._answer_ranges(*ranges)

@@ -73,6 +73,11 @@ class Queries(abc.ABC):
         return self.has_zero_one_entries
 
     @property
+    def has_orthogonal_rows(self) -> bool:
+        """Whether every two rows are known to be orthogonal."""
+        return False
+
+    @property
     def has_typical_first_cell(self) -> bool:
         """Whether the first cell and any other relate in every way in which two cells do, as to norms and inner products."""
         return False

@@ -56,6 +56,10 @@ class Haar(Queries):
         return True
 
     @property
+    def has_orthogonal_rows(self) -> bool:
+        return self.padded == self.n
+
+    @property
     def has_typical_first_cell(self) -> bool:
         return True
 

@@ -24,6 +24,10 @@ class Identity(Queries):
         return self.n, self.n
 
     @property
+    def has_orthogonal_rows(self) -> bool:
+        return True
+
+    @property
     def has_typical_first_cell(self) -> bool:
         return True
 
@@ -56,6 +60,10 @@ class Total(Queries):
     @property
     def shape(self) -> tuple[int, int]:
         return 1, self.n
+
+    @property
+    def has_orthogonal_rows(self) -> bool:
+        return True
 
     @property
     def has_typical_first_cell(self) -> bool:

@@ -55,6 +55,10 @@ class Kronecker(Queries):
     def has_unit_entries(self) -> bool:
         return all(part.has_unit_entries for part in self.parts)
 
+    @property
+    def has_orthogonal_rows(self) -> bool:
+        return all(part.has_orthogonal_rows for part in self.parts)
+
     def _along_axes(self, x: Array, apply: Any, side: int) -> Array:
         """``apply(part, entries)`` along each axis of the table that ``x`` holds in its last axis."""
         batch = x.shape[:-1]
@@ -192,6 +196,10 @@ class Weighted(Queries):
     @property
     def has_zero_one_entries(self) -> bool:
         return False
+
+    @property
+    def has_orthogonal_rows(self) -> bool:
+        return self.queries.has_orthogonal_rows
 
     def _times(self, x: Array) -> Array:
         """``x`` [..., m] times the weights."""

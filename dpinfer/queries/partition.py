@@ -37,6 +37,10 @@ class Partition(Queries):
     def shape(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return int(self.labels.max()) + 1, self.labels.size
 
+    @property
+    def has_orthogonal_rows(self) -> bool:
+        return True
+
     def _forward(self, x: Array) -> Array:
         size = (*x.shape[:-1], self.shape[0])
         if isinstance(x, jax.Array):

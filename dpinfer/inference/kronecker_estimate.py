@@ -1,0 +1,128 @@
+"""Least squares for a product of strategies along the axes of a table, all rows with the same noise: axis by axis.
+
+(A_1 x ... x A_d)^+ = A_1^+ x ... x A_d^+, and so for the inverse of the gram matrix: only factors are ever factorised.
+"""
+
+from functools import reduce
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer._pytree import pytree
+from dpinfer.inference.answers import Answers
+from dpinfer.inference.dense_estimate import DenseEstimate, solve_dense
+from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.measurement import Measurement
+from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
+from dpinfer.queries.base import Array
+
+_ROW_ENTRIES = 1 << 24
+
+
+@final
+@pytree
+class KroneckerEstimate(LinearEstimate):
+    """The least squares estimate from a Kronecker product whose rows all have one standard deviation.
+
+    Attributes:
+        solution: [n], the cells; what is not determined is filled in with the smallest that agree.
+        factors: for each axis what a measurement of the axis alone, with noise of variance 1, would determine.
+        stddev: of every row.
+    """
+
+    solution: Array
+    factors: tuple[DenseEstimate, ...]
+    stddev: Array
+    measurement: Measurement | None = None
+
+    @property
+    def cells(self) -> Array:
+        return self.solution
+
+    @property
+    def _num_cells(self) -> int:
+        return self.solution.shape[0]
+
+    @property
+    def _grid(self) -> tuple[int, ...]:
+        return tuple(factor.solution.shape[0] for factor in self.factors)
+
+    def _answer(self, workload: Queries) -> Answers:
+        return Answers(jnp.asarray(workload @ self.cells), self.stddev * self._unit_stddev(workload))
+
+    def _unit_stddev(self, workload: Queries) -> jax.Array:
+        if isinstance(workload, VStack):
+            return jnp.concatenate([self._unit_stddev(part) for part in workload.parts])
+        if isinstance(workload, Boxes) and workload.grid == self._grid:
+            ends = zip(workload.starts.T, workload.stops.T, self._grid, strict=True)
+            inside = [((a[:, None] <= np.arange(n)) & (np.arange(n) < b[:, None])).astype(float) for a, b, n in ends]
+            return reduce(_times, (f.stddev_of_rows(rows) for f, rows in zip(self.factors, inside, strict=True)))
+        parts = _factors_of(workload, self._grid)
+        if parts is not None:
+            own = (f.stddev_of_rows(np.asarray(part.dense())) for f, part in zip(self.factors, parts, strict=True))
+            return reduce(lambda a, b: _times(a[:, None], b[None, :]).reshape(-1), own)
+        blocks = [
+            _stddev_of_rows(self.factors, jnp.asarray(rows, self.cells.dtype))
+            for rows in row_blocks(workload, max(1, _ROW_ENTRIES // self._num_cells))
+        ]
+        return jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)])
+
+    def _covariance(self, workload: Queries) -> Array:
+        self.answer(workload)  # raises for what is not determined
+        rows = jnp.asarray(workload.dense(), self.cells.dtype)
+        return jnp.square(self.stddev) * _along_axes([f.inverse for f in self.factors], rows) @ rows.T
+
+
+def solve_kronecker(queries: Kronecker, values: jax.Array, stddev: jax.Array) -> KroneckerEstimate:
+    """The estimate from the values of a product and the one standard deviation of its rows."""
+    return _solve(tuple(part.dense() for part in queries.parts), values, stddev)
+
+
+@jax.jit
+def _solve(matrices: tuple[Array, ...], values: jax.Array, stddev: jax.Array) -> KroneckerEstimate:
+    factors, table = [], values.reshape([matrix.shape[0] for matrix in matrices])
+    for axis, matrix in enumerate(matrices):
+        one = jnp.ones((), values.dtype)
+        factor = solve_dense(matrix, jnp.zeros(matrix.shape[:1], values.dtype), one)
+        factors.append(factor)
+        inverse = jnp.asarray(factor.inverse) @ jnp.asarray(matrix, values.dtype).T
+        table = jnp.moveaxis(jnp.tensordot(inverse, table, axes=([1], [axis])), 0, axis)
+    measured = jnp.isfinite(stddev)
+    return KroneckerEstimate(jnp.where(measured, table.reshape(-1), 0.0), tuple(factors), stddev)
+
+
+def _factors_of(workload: Queries, grid: tuple[int, ...]) -> list[Queries] | None:
+    match workload:
+        case Identity():
+            return [Identity(n) for n in grid]
+        case Total():
+            return [Total(n) for n in grid]
+        case Kronecker(parts) if tuple(part.shape[1] for part in parts) == grid:
+            return list(parts)
+        case _:
+            return None
+
+
+def _times(first: jax.Array, second: jax.Array) -> jax.Array:
+    """The product of standard deviations, where 0 (of a row of zeros) beats infinity (of one that is not determined)."""
+    return jnp.where((first == 0) | (second == 0), 0.0, first * second)
+
+
+def _along_axes(matrices: list[Any], rows: jax.Array) -> jax.Array:
+    """The (symmetric) matrices applied to each row's table along their axes."""
+    table = rows.reshape(-1, *(matrix.shape[0] for matrix in matrices))
+    for axis, matrix in enumerate(matrices, start=1):
+        table = jnp.moveaxis(jnp.tensordot(jnp.asarray(matrix), table, axes=([1], [axis])), 0, axis)
+    return table.reshape(rows.shape)
+
+
+@jax.jit
+def _stddev_of_rows(factors: tuple[DenseEstimate, ...], rows: jax.Array) -> jax.Array:
+    length = reduce(lambda a, b: jnp.outer(a, b).reshape(-1), (jnp.asarray(f.length) for f in factors))
+    scaled = rows / length[None, :]
+    rest = jnp.abs(scaled - _along_axes([f.row_space for f in factors], scaled)).max(axis=1)
+    is_determined = rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(scaled).max(axis=1)
+    variance = (_along_axes([f.inverse for f in factors], rows) * rows).sum(axis=1)
+    return jnp.where(is_determined, jnp.sqrt(jnp.maximum(variance, 0.0)), jnp.inf)
