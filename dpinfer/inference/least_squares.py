@@ -1,6 +1,7 @@
 """Weighted least squares: the best linear unbiased estimate of the cells from noisy answers."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,7 @@ def _solve_grid_tree(tree: GridTree, values: jax.Array, stddev: jax.Array) -> Tr
     return _solve_parent_tree(tree.with_root, values, stddev)
 
 
-def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array) -> LinearEstimate:
+def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array) -> Any:
     """The estimate of a strategy that is no tree by itself: by structure where there is some, else by what its size allows."""
     queries = measurement.queries
     stack = None if jax.tree.leaves(queries) else stack_tree(queries)
