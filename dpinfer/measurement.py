@@ -11,6 +11,7 @@ from dpinfer import _checks, noise
 from dpinfer._pytree import any_array, leaf, pytree, static
 from dpinfer.queries import Queries, VStack
 from dpinfer.queries.base import Array, as_array
+from dpinfer.queries.dense import as_queries
 
 
 @final
@@ -69,6 +70,18 @@ class Measurement:
             measurements[0].noise,
             xp.concatenate([xp.broadcast_to(m.scale, m.values.shape) for m in measurements]),
         )
+
+    def with_exact(self, queries: Any, values: Any) -> "Measurement":
+        """These rows and, as rows of scale 0, public counts that every estimate is to keep: a known total, other invariants.
+
+        Args:
+            queries: [k, n], or a matrix; ``queries.Total(n)`` for the total.
+            values: [k], what they are known to be.
+        """
+        exact = as_queries("queries", queries)
+        if exact.shape[1] != self.queries.shape[1]:
+            raise ValueError(f"queries must be over the measurement's {self.queries.shape[1]} cells, got {exact.shape[1]}.")
+        return Measurement.concat([self, Measurement(exact, values, self.noise, 0.0)])
 
     def __repr__(self) -> str:
         return f"Measurement({self.queries!r}, noise={self.noise!r})"

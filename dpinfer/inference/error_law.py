@@ -13,7 +13,7 @@ from dpinfer._pytree import pytree
 from dpinfer.inference.condense import alike, tail_quantile
 from dpinfer.inference.lattice import discrete_half_widths
 from dpinfer.measurement import Measurement
-from dpinfer.queries import Queries
+from dpinfer.queries import Queries, Tree
 from dpinfer.queries.base import Array
 
 # Coefficients that are held at once, and how many "auto" is ready to work out.
@@ -54,7 +54,9 @@ class ErrorLaw:
         num_answers, size = self.workload.shape[0], max(1, _COEFFICIENTS_AT_ONCE // self.measurement.queries.shape[0])
         for start in range(0, num_answers, size):
             rows = jnp.asarray(self.workload.rows(start, min(start + size, num_answers)), self.dtype)
-            yield np.asarray(_coefficients(self.measurement, rows))
+            # Compiled, nobody could see which scales are zero: exact counts that no tree keeps take the slower way.
+            has_exact = bool(np.any(np.asarray(self.measurement.scale) == 0)) and not isinstance(self.measurement.queries, Tree)
+            yield np.asarray((_coefficients if has_exact else _compiled_coefficients)(self.measurement, rows))
 
     @property
     def dtype(self) -> Any:
@@ -103,7 +105,6 @@ class ErrorLaw:
         return np.partition(np.concatenate(largest), rank - 1)[rank - 1] * unit
 
 
-@jax.jit
 def _coefficients(measurement: Measurement, rows: jax.Array) -> jax.Array:
     """``rows`` @ d cells / d values, [k, number of measured rows]: a pass backwards through the solver for each row."""
     from dpinfer.inference.least_squares import least_squares  # which builds on this module
@@ -113,6 +114,9 @@ def _coefficients(measurement: Measurement, rows: jax.Array) -> jax.Array:
 
     _, pull_back = jax.vjp(cells, jnp.zeros(measurement.values.shape, rows.dtype))
     return jax.vmap(lambda row: pull_back(row)[0])(rows)
+
+
+_compiled_coefficients = jax.jit(_coefficients)
 
 
 @partial(jax.jit, static_argnames="num_draws")

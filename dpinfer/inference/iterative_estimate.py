@@ -27,7 +27,7 @@ from dpinfer.queries.base import Array
 _ROW_ENTRIES = 1 << 23
 MAX_STEPS = 5000
 # Steps without a gradient a tenth shorter than any before, after which rounding is all that is left.
-_PATIENCE = 30
+_PATIENCE = 300
 
 
 class Solution(NamedTuple):
@@ -45,11 +45,10 @@ def conjugate_gradients(
     wanted: jax.Array,
     *,
     tolerance: float,
-    max_steps: int = MAX_STEPS,
 ) -> Solution:
     """The shortest minimiser of |forward(x) - wanted| for each row of ``wanted``, [k, length].
 
-    Stops once the gradient's length has fallen to ``tolerance`` of what it was, or no longer falls: after 30 steps without a
+    Stops once the gradient's length has fallen to ``tolerance`` of what it was, or no longer falls: after 300 steps without a
     new low.
     """
     start = adjoint(wanted)
@@ -58,7 +57,7 @@ def conjugate_gradients(
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
         *_, gamma, _, since, step = state
-        return (live & (gamma > first * tolerance**2) & (since < _PATIENCE)).any() & (step < max_steps)
+        return (live & (gamma > first * tolerance**2) & (since < _PATIENCE)).any() & (step < MAX_STEPS)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, direction, gamma, lowest, since, count = state

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer.inference.constrained_estimate import solve_constrained
 from dpinfer.inference.dense_estimate import solve_dense
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.iterative_estimate import IterativeEstimate, solve_iteratively
@@ -50,8 +51,9 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     and in the scale).
 
     Args:
-        measurement: a Release or a Measurement. An infinite scale leaves a row out; a zero scale is an exact count, on trees,
-            partitions and orthogonal rows.
+        measurement: a Release or a Measurement. An infinite scale leaves a row out. A zero scale is an exact count, such as a
+            public total (``Measurement.with_exact``), which the estimate keeps; inside jit, where nobody can see which scales
+            are zero, only on trees, stacks of partitions and orthogonal rows.
 
     Returns:
         A LinearEstimate: ``.cells``, ``.answer(workload)`` and ``.covariance(workload)``.
@@ -119,10 +121,12 @@ def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array)
     if queries.has_orthogonal_rows:
         return solve_orthogonal(queries, values, stddev)
     if _checks.is_concrete(stddev) and np.any(np.asarray(stddev) == 0):
-        raise ValueError(
-            "Exact counts (scale 0) are supported on trees, on partitions finer and finer, and on rows orthogonal to each other; "
-            "give these rows a small positive scale."
-        )
+        return solve_constrained(queries, values, np.asarray(stddev), lambda v, s: _solve_noisy(queries, v, s))
+    return _solve_noisy(queries, values, stddev)
+
+
+def _solve_noisy(queries: Queries, values: jax.Array, stddev: jax.Array) -> Any:
+    """The estimate of a strategy without exact rows that is no tree."""
     marginals = as_marginals(queries)
     variances = None if marginals is None else part_variances(marginals, stddev)
     if marginals is not None and variances is not None:

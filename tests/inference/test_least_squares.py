@@ -81,11 +81,6 @@ def test_derivatives_of_the_dense_solution():
     np.testing.assert_allclose(batch, [loss(values, spread), loss(2 * values, spread)], rtol=1e-12)
 
 
-def test_a_strategy_that_has_exact_rows_without_structure_is_refused():
-    with pytest.raises(ValueError, match="Exact counts .* supported on trees"):
-        dp.least_squares(dp.Measurement(Prefix(3), np.zeros(3), "laplace", [0.0, 1.0, 1.0]))
-
-
 def test_workloads_are_checked():
     result = dp.least_squares(dp.Measurement(Tree.complete(4, 2), np.zeros(6), "laplace", 1.0))
     with pytest.raises(ValueError, match="workload must be over the estimate's 4 cells, got 5"):
