@@ -51,6 +51,11 @@ class Measurement:
         """The standard deviation of each row's noise: a scalar if ``scale`` is one, else [m]."""
         return noise.stddev(self.noise, self.scale)
 
+    @property
+    def known_stddev(self) -> np.ndarray | None:
+        """:attr:`stddev` on the host, also inside jit where it is a constant there; None if it is traced."""
+        return np.asarray(noise.stddev(self.noise, np.asarray(self.scale))) if _checks.is_concrete(self.scale) else None
+
     @staticmethod
     def concat(measurements: Sequence["Measurement"]) -> "Measurement":
         """All the rows of several measurements of the same cells, in order, as one measurement of a VStack."""

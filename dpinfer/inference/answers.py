@@ -6,7 +6,7 @@ from typing import Any, final
 import jax
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree
+from dpinfer._pytree import pytree, static
 from dpinfer.inference.error_law import ErrorLaw
 from dpinfer.queries.base import Array
 
@@ -117,3 +117,32 @@ class Answers:
     def __repr__(self) -> str:
         shape: Any = getattr(self.values, "shape", None)
         return f"Answers(shape={shape})"
+
+
+@final
+@pytree
+class PointAnswers:
+    """Answers of an estimate whose errors have no exact law: values without standard deviations.
+
+    Attributes:
+        values: [m].
+        estimator: the name of what they come from.
+    """
+
+    values: Array
+    estimator: str = static()
+
+    def _refuse(self, what: str) -> ValueError:
+        return ValueError(
+            f"{self.estimator} gives no {what}: its errors depend on the true cells. Take the {what} of least_squares, which is "
+            "unbiased."
+        )
+
+    @property
+    def stddev(self) -> Array:
+        """Refused by a ValueError."""
+        raise self._refuse("standard deviations")
+
+    def interval(self, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
+        """Refused by a ValueError."""
+        raise self._refuse("intervals")

@@ -74,7 +74,7 @@ class ConstrainedEstimate(LinearEstimate):
 
 
 def solve_constrained(
-    queries: Queries, values: jax.Array, stddev: np.ndarray, solve: Callable[[jax.Array, jax.Array], LinearEstimate]
+    queries: Queries, values: jax.Array, stddev: np.ndarray, solve: Callable[[jax.Array, np.ndarray], LinearEstimate]
 ) -> ConstrainedEstimate:
     """The estimate that keeps the rows whose standard deviation is 0, by ``solve(values, stddev)`` without such rows.
 
@@ -88,7 +88,7 @@ def solve_constrained(
             "and stacks of finer and finer partitions any number can be kept."
         )
     usual = stddev[(stddev > 0) & np.isfinite(stddev)]
-    spread = jnp.asarray(np.where(stddev == 0, np.median(usual) if usual.size else 1.0, stddev), values.dtype)
+    spread = np.where(stddev == 0, np.median(usual) if usual.size else 1.0, stddev)
     rows = jnp.asarray(np.concatenate([np.asarray(queries.rows(i, i + 1)) for i in exact.tolist()]), values.dtype)
 
     def cells(v: jax.Array) -> jax.Array:
@@ -97,7 +97,7 @@ def solve_constrained(
     base = solve(values, spread)
     _, pull_back = jax.vjp(cells, jnp.zeros_like(values))
     coefficients = jax.vmap(lambda row: pull_back(row)[0])(rows)
-    variance = jnp.square(jnp.where(jnp.isfinite(spread), spread, 0.0))
+    variance = np.square(np.where(np.isfinite(spread), spread, 0.0)).astype(values.dtype)
     response = jax.vmap(cells)(coefficients * variance[None, :])
     inverse = _pseudo_inverse(rows @ response.T)
     found = jnp.asarray(base.cells)

@@ -120,19 +120,20 @@ def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array)
             return _checked(estimate, measurement, stack.nodes)
     if queries.has_orthogonal_rows:
         return solve_orthogonal(queries, values, stddev)
-    if _checks.is_concrete(stddev) and np.any(np.asarray(stddev) == 0):
-        return solve_constrained(queries, values, np.asarray(stddev), lambda v, s: _solve_noisy(queries, v, s))
-    return _solve_noisy(queries, values, stddev)
+    known = measurement.known_stddev
+    if known is not None and np.any(known == 0):
+        return solve_constrained(queries, values, known, lambda v, s: _solve_noisy(queries, v, jnp.asarray(s, v.dtype), s))
+    return _solve_noisy(queries, values, stddev, known)
 
 
-def _solve_noisy(queries: Queries, values: jax.Array, stddev: jax.Array) -> Any:
-    """The estimate of a strategy without exact rows that is no tree."""
+def _solve_noisy(queries: Queries, values: jax.Array, stddev: jax.Array, known: np.ndarray | None) -> Any:
+    """The estimate of a strategy without exact rows that is no tree; ``known`` is ``stddev`` where it can be looked at."""
     marginals = as_marginals(queries)
-    variances = None if marginals is None else part_variances(marginals, stddev)
+    variances = None if marginals is None else part_variances(marginals, stddev if known is None else known)
     if marginals is not None and variances is not None:
         return solve_marginals(marginals, values, variances)
     if isinstance(queries, Kronecker) and all(_dense_work(part) <= _MAX_DENSE_WORK for part in queries.parts):
-        common = _common(stddev)
+        common = _common(stddev, known)
         if common is not None:
             return solve_kronecker(queries, values, common)
     if _dense_work(queries) <= _MAX_DENSE_WORK:
@@ -145,14 +146,13 @@ def _dense_work(queries: Queries) -> int:
     return m * n * min(m, n)
 
 
-def _common(stddev: jax.Array) -> jax.Array | None:
+def _common(stddev: jax.Array, known: np.ndarray | None) -> jax.Array | None:
     """The one finite standard deviation of all rows, if it can be seen that there is one."""
     if stddev.ndim == 0:
         return stddev
-    if not _checks.is_concrete(stddev) or not stddev.size:
+    if known is None or not known.size:
         return None
-    array = np.asarray(stddev)
-    return stddev[0] if np.isfinite(array[0]) and np.all(array == array[0]) else None
+    return stddev[0] if np.isfinite(known[0]) and np.all(known == known[0]) else None
 
 
 def _converged(estimate: IterativeEstimate) -> IterativeEstimate:

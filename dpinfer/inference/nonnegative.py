@@ -1,0 +1,335 @@
+"""Least squares with cells that are not negative, and exact counts kept.
+
+Minimise (1/2) sum_i (A x - y)_i^2 / stddev_i^2 subject to x >= 0 and C x = d for the rows of standard deviation 0. In units of
+the columns' lengths the quadratic form G has ones on its diagonal and bounds keep their sign. The bounds by gradient projection
+and conjugate gradients on the free cells (More and Toraldo 1991): a projected step along the gradient chooses which cells are
+zero, conjugate gradients solve for the others, and a projected line search accepts what lowers the objective, so that it ends
+whatever the strategy. The equations by the method of multipliers, whose penalty is ten times the largest eigenvalue of G.
+Cells whose sum is known to be 0 are 0 and left out beforehand: no multiplier would be large enough for them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer._pytree import pytree
+from dpinfer.inference.answers import PointAnswers
+from dpinfer.measurement import Measurement
+from dpinfer.queries import Queries
+from dpinfer.queries.base import Array
+from dpinfer.queries.dense import as_queries
+from dpinfer.release import Release, as_measurement
+
+_MAX_ROUNDS = 500
+_MAX_MULTIPLIER_ROUNDS = 40
+_MAX_HALVINGS = 30
+_MAX_INNER_STEPS = 1000
+# Rounds without a smaller residual (which goes up and down on the way), after which rounding is all that is left.
+_PATIENCE = 100
+
+
+@final
+@pytree
+class NonnegativeEstimate:
+    """The cells of least weighted squares among those that are not negative; biased upward where counts are small.
+
+    Attributes:
+        cells: [n].
+        kkt_residual: how far the optimality conditions are missed: the largest |min(x, gradient)| in units of the columns'
+            lengths, over the largest entry of the gradient at 0.
+        constraint_residual: [k], by how much each exact count is missed.
+        num_steps: rounds of gradient projection and conjugate gradients.
+        converged: whether both residuals are at most 1e-8 of their units (1e-3 in 32 bit).
+    """
+
+    cells: Array
+    kkt_residual: Array
+    constraint_residual: Array
+    num_steps: Array
+    converged: Array
+
+    def answer(self, workload: Any) -> PointAnswers:
+        """Sums of the cells; without standard deviations, since the bounds make the errors' law depend on the cells."""
+        queries = as_queries("workload", workload)
+        if queries.shape[1] != self.cells.shape[0]:
+            raise ValueError(f"workload must be over the estimate's {self.cells.shape[0]} cells, got {queries.shape[1]}.")
+        return PointAnswers(jnp.asarray(queries @ self.cells), "nonnegative_least_squares")
+
+
+def nonnegative_least_squares(measurement: Measurement | Release) -> NonnegativeEstimate:
+    """The non-negative cells that fit a measurement best: least squares with x >= 0, exact counts (scale 0) kept.
+
+    Less error than :func:`least_squares` where many cells are small, but biased: on empty cells every error is positive, so that
+    sums of many are too large, which a known total (``Measurement.with_exact``) mends.
+
+    Args:
+        measurement: of any strategy. An infinite scale leaves a row out.
+
+    Returns:
+        A NonnegativeEstimate, with the residuals of the optimality conditions and of each exact count.
+
+    Cost: some tens of rounds, each some tens of products with the strategy and its transpose. Runs under jit, vmap (one problem
+    after the other) and grad (the cells that are zero stay zero); which scales are zero must be known outside jit.
+
+    Raises:
+        ValueError: if the exact counts contradict each other or the signs, or if it does not converge; inside jit see
+            ``converged``.
+    """
+    measurement = as_measurement(measurement)
+    _checks.exact_in_float("values", measurement.values)
+    values = jnp.asarray(measurement.values)
+    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+    stddev = jnp.broadcast_to(jnp.asarray(measurement.stddev).astype(values.dtype), values.shape)
+    queries = measurement.queries
+    known = measurement.known_stddev
+    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, values.shape) == 0)
+    empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
+    rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
+    is_exact = np.isin(np.arange(values.shape[0]), exact)
+    stddev = jnp.where(is_exact, jnp.inf, stddev)
+    estimate = _solve(queries, values, stddev, jnp.asarray(rows, values.dtype), values[exact])
+    if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
+        missed = np.abs(np.asarray(estimate.constraint_residual))
+        if missed.size and missed.max() > 1e-6 * (1 + np.abs(np.asarray(values[exact])).max()):
+            first = int(missed.argmax())
+            row, amount = exact[first], float(estimate.constraint_residual[first])
+            raise ValueError(
+                f"No non-negative cells keep all exact counts: row {row}, which says {float(values[row]):g}, is missed by "
+                f"{amount:+g}. Correct it, or give it a positive scale."
+            )
+        raise ValueError(
+            f"Non-negative least squares did not converge: after {int(estimate.num_steps)} rounds the optimality conditions are "
+            f"missed by {float(estimate.kkt_residual):.1e}. The noise of the rows differs by too much; leave out the least "
+            "precise."
+        )
+    return estimate
+
+
+@jax.jit
+def _solve(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, known: jax.Array) -> NonnegativeEstimate:
+    measured = jnp.isfinite(stddev)
+    least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
+    least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
+    weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
+    # Cells in a sum of what is not negative that is known to be 0.
+    is_zero_sum = (rows >= 0).all(axis=1) & (known == 0)
+    allowed = ~((rows > 0) & is_zero_sum[:, None]).any(axis=0)
+    problem = Problem(queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
+    x, kkt, missed, steps = _optimum(problem)
+    good = 1e-8 if values.dtype == jnp.float64 else 1e-3
+    size = jnp.abs(rows) @ jnp.abs(x) + jnp.abs(known)
+    converged = (kkt <= good) & jnp.all(jnp.abs(missed) <= good * jnp.max(size, initial=jnp.finfo(x.dtype).tiny))
+    return NonnegativeEstimate(x, kkt, missed, steps, converged)
+
+
+@pytree
+class Problem:
+    """Minimise |weights (A x - values)|^2 / 2 over x >= 0 with rows @ x = known, and x = 0 where ``allowed`` is 0 and not 1."""
+
+    queries: Queries
+    weights: Array
+    values: Array
+    rows: Array
+    known: Array
+    allowed: Array
+
+    def gradient(self, x: jax.Array) -> jax.Array:
+        """A' W^2 (A x - values)."""
+        residual = self.weights * (jnp.asarray(self.queries._forward(x)) - self.values)
+        return jnp.asarray(self.queries._backward(self.weights * residual))
+
+    def gram(self, x: jax.Array) -> jax.Array:
+        """A' W^2 A x."""
+        return jnp.asarray(self.queries._backward(jnp.square(self.weights) * jnp.asarray(self.queries._forward(x))))
+
+    @property
+    def length(self) -> jax.Array:
+        """The lengths of the columns of W A, 1 for one of zeros."""
+        squares = jnp.asarray(self.queries._column_sums(jnp.square(self.weights), 2))
+        return jax.lax.stop_gradient(jnp.sqrt(jnp.where(squares > 0, squares, 1.0)))
+
+
+@jax.custom_jvp
+def _optimum(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The cells, the residual of the optimality conditions, that of each exact count, and the rounds it took."""
+    leaves, structure = jax.tree.flatten(problem)
+    return jax.custom_batching.sequential_vmap(lambda *leaves: _search(jax.tree.unflatten(structure, leaves)))(*leaves)
+
+
+@_optimum.defjvp
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The derivative of A' W^2 (A x - y) = C' nu on the cells that are not zero, and of C x = d."""
+    (problem,), (change,) = primals, tangents
+    found = x, _, _, steps = _optimum(problem)
+    length = problem.length
+    free = jnp.where(x > 0, 1.0, 0.0) / length
+
+    def gram(z: jax.Array) -> jax.Array:
+        return free * problem.gram(free * z) + jnp.where(x > 0, 0.0, z)
+
+    def solve(wanted: jax.Array) -> jax.Array:
+        return jax.lax.custom_linear_solve(gram, wanted, lambda _, b: _conjugate_gradients(gram, b, 1e-13), symmetric=True)
+
+    _, moved = jax.jvp(lambda p: p.gradient(x), (problem,), (change,))
+    _, missed = jax.jvp(lambda p: p.rows @ x - p.known, (problem,), (change,))
+    plain = solve(free * -moved)
+    rows = problem.rows * free[None, :]
+    spread = jax.vmap(solve)(rows)
+    multipliers = jnp.linalg.pinv(rows @ spread.T, rtol=1e-10, hermitian=True) @ (missed + rows @ plain)
+    dx = free * (plain - spread.T @ multipliers)
+    zeros = jnp.zeros_like(found[1]), jnp.zeros_like(found[2]), np.zeros(steps.shape, jax.dtypes.float0)
+    return found, (dx, *zeros)
+
+
+class _State(NamedTuple):
+    x: jax.Array
+    multipliers: jax.Array
+    kkt: jax.Array
+    missed: jax.Array
+    rounds: jax.Array
+
+
+def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    length, dtype = problem.length, problem.values.dtype
+    good = 1e-12 if dtype == jnp.float64 else 1e-5
+    # In units of the columns' lengths: z = length x, and every row of the constraints of length 1.
+    scaled = problem.rows * (problem.allowed / length)[None, :]
+    size = jnp.sqrt(jnp.square(scaled).sum(axis=1))
+    size = jnp.where(size > 0, size, 1.0)
+    constraints, known = scaled / size[:, None], problem.known / size
+    linear = -problem.gradient(jnp.zeros_like(length)) * problem.allowed / length
+    unit = jnp.maximum(jnp.abs(linear).max(), jnp.finfo(dtype).tiny)
+    unit = jnp.maximum(unit, jnp.abs(known).max(initial=0.0))
+
+    def gram(z: jax.Array) -> jax.Array:
+        # A cell that must be zero has a row and a column of the identity in place of its own, and nothing pulls at it.
+        allowed = jnp.asarray(problem.allowed)
+        return allowed * problem.gram(allowed * z / length) / length + (1 - allowed) * z
+
+    if not constraints.shape[0]:
+        z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), unit, good)
+        return z / length, kkt / unit, jnp.zeros((0,), dtype), rounds
+
+    penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
+
+    def augmented(z: jax.Array) -> jax.Array:
+        return gram(z) + penalty * (constraints.T @ (constraints @ z))
+
+    def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
+        state, turn = carry
+        return ((jnp.abs(state.missed).max() > good * unit) | (state.kkt > good * unit)) & (turn < _MAX_MULTIPLIER_ROUNDS)
+
+    def turn(carry: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
+        state, number = carry
+        target = linear + constraints.T @ (penalty * known - state.multipliers)
+        z, kkt, rounds = _bounded(augmented, target, state.x, unit, good)
+        missed = jnp.asarray(constraints @ z - known)
+        multipliers = jnp.asarray(state.multipliers + penalty * missed)
+        return _State(z, multipliers, kkt, missed, state.rounds + rounds), number + 1
+
+    start = jnp.zeros_like(length)
+    infinite = jnp.asarray(jnp.inf, dtype)
+    missed = jnp.asarray(constraints @ start - known)
+    first = _State(start, jnp.zeros_like(known), infinite, missed, jnp.zeros((), jnp.int32))
+    state, _ = jax.lax.while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
+    return state.x / length, state.kkt / unit, state.missed * size, state.rounds
+
+
+def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype: Any) -> jax.Array:
+    """About the largest eigenvalue, by twenty power iterations."""
+    start = jnp.ones((size,), dtype) / np.sqrt(size)
+
+    def step(_: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        image = gram(state[0])
+        norm = jnp.linalg.norm(image)
+        return image / jnp.where(norm > 0, norm, 1.0), norm
+
+    return jnp.maximum(jax.lax.fori_loop(0, 20, step, (start, jnp.ones((), dtype)))[1], 1.0)
+
+
+def _bounded(
+    gram: Callable[[jax.Array], jax.Array], linear: jax.Array, start: jax.Array, unit: jax.Array, good: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, the largest |min(z, gradient)|, and the rounds it took."""
+
+    def violation(z: jax.Array, gradient: jax.Array) -> jax.Array:
+        return jnp.abs(jnp.minimum(z, gradient)).max()
+
+    def line_search(z: jax.Array, gradient: jax.Array, direction: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Where the projected step, halved until the objective falls in proportion, leads to; and the new gradient."""
+
+        def attempt(length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            step = jnp.maximum(z + length * direction, 0.0) - z
+            image = gram(step)
+            slope = gradient @ step
+            # The change of the objective from the step itself: differences of the objective would lose it to rounding.
+            return step, image, slope + 0.5 * step @ image <= 0.01 * jnp.minimum(slope, 0.0)
+
+        def goes_on(state: tuple[Any, ...]) -> jax.Array:
+            *_, accepted, count = state
+            return ~accepted & (count < _MAX_HALVINGS)
+
+        def halve(state: tuple[Any, ...]) -> tuple[Any, ...]:
+            length, *_, count = state
+            return length / 2, *attempt(length / 2), count + 1
+
+        _, step, image, accepted, _ = jax.lax.while_loop(goes_on, halve, (length, *attempt(length), jnp.zeros((), jnp.int32)))
+        return jnp.where(accepted, z + step, z), jnp.where(accepted, gradient + image, gradient)
+
+    def goes_on(state: tuple[Any, ...]) -> jax.Array:
+        _, residual, _, since, count = state
+        return (residual > good * unit) & (count < _MAX_ROUNDS) & (since < _PATIENCE)
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        z, _, best, since, count = state
+        gradient = gram(z) - linear
+        # Down the gradient, zeros that it pushes further down left alone: the least along that line.
+        steepest = -jnp.where((z > 0) | (gradient < 0), gradient, 0.0)
+        curvature = steepest @ gram(steepest)
+        length = jnp.where(curvature > 0, steepest @ steepest / jnp.where(curvature > 0, curvature, 1.0), 1.0)
+        z, gradient = line_search(z, gradient, steepest, length)
+        free = z > 0
+
+        def among_free(d: jax.Array) -> jax.Array:
+            return jnp.where(free, gram(jnp.where(free, d, 0.0)), 0.0)
+
+        wanted = jnp.where(free, -gradient, 0.0)
+        # As accurate as the bounds are settled: a rough solution while they still change.
+        accuracy = jnp.clip(violation(z, gradient) / unit, 1e-10, 0.1)
+        direction = _conjugate_gradients(among_free, wanted, accuracy)
+        z, gradient = line_search(z, gradient, direction, jnp.ones((), z.dtype))
+        gradient = gram(z) - linear
+        residual = violation(z, gradient)
+        since = jnp.where(residual < 0.99 * best, 0, since + 1)
+        return z, residual, jnp.minimum(best, residual), since, count + 1
+
+    first = violation(start, gram(start) - linear)
+    zero = jnp.zeros((), jnp.int32)
+
+    z, residual, _, _, rounds = jax.lax.while_loop(goes_on, step, (start, first, first, zero, zero))
+    return z, residual, rounds
+
+
+def _conjugate_gradients(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array, accuracy: Any) -> jax.Array:
+    """About the solution of a positive semi-definite system: the residual's length down to ``accuracy`` of what it was."""
+    first = wanted @ wanted
+
+    def goes_on(state: tuple[Any, ...]) -> jax.Array:
+        *_, gamma, curvature, count = state
+        return (gamma > first * accuracy**2) & (curvature > 0) & (count < _MAX_INNER_STEPS)
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, residual, direction, gamma, _, count = state
+        image = gram(direction)
+        curvature = direction @ image
+        alpha = jnp.where(curvature > 0, gamma / jnp.where(curvature > 0, curvature, 1.0), 0.0)
+        x, residual = x + alpha * direction, residual - alpha * image
+        new = residual @ residual
+        return x, residual, residual + new / gamma * direction, new, curvature, count + 1
+
+    one = jnp.ones((), wanted.dtype)
+    return jax.lax.while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, one, jnp.zeros((), jnp.int32)))[0]
