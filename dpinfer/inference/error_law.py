@@ -99,7 +99,7 @@ class ErrorLaw:
         largest = []
         for number, start in enumerate(range(0, num_draws, size)):
             draws = min(size, num_draws - start)
-            noises = np.asarray(_draw(jax.random.fold_in(key, number), self.measurement, draws))
+            noises = np.asarray(draw_noise(jax.random.fold_in(key, number), self.measurement, draws))
             errors = np.concatenate([noises @ block.T for block in blocks], axis=1)
             largest.append((np.abs(errors) / divisor).max(axis=1, initial=0.0))
         return np.partition(np.concatenate(largest), rank - 1)[rank - 1] * unit
@@ -120,7 +120,7 @@ _compiled_coefficients = jax.jit(_coefficients)
 
 
 @partial(jax.jit, static_argnames="num_draws")
-def _draw(key: jax.Array, measurement: Measurement, num_draws: int) -> jax.Array:
+def draw_noise(key: jax.Array, measurement: Measurement, num_draws: int) -> jax.Array:
     """Noises of every measured row, [num_draws, rows], in floating point; 0 where nothing was measured."""
     scale = jnp.asarray(measurement.scale)
     scale = jnp.broadcast_to(jnp.where(jnp.isfinite(scale), scale, 0.0), measurement.values.shape)[None, :]

@@ -1,0 +1,133 @@
+"""Intervals for estimates whose errors have no exact law: the parametric bootstrap."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer._pytree import pytree
+from dpinfer.inference.error_law import draw_noise
+from dpinfer.measurement import Measurement
+from dpinfer.queries.base import Array
+from dpinfer.queries.dense import as_queries
+from dpinfer.release import Release, as_measurement
+
+_MAX_ENTRIES = 1 << 27
+
+
+@final
+@pytree
+class SampledAnswers:
+    """Answers with what their errors were in simulated releases.
+
+    Attributes:
+        values: [m].
+        errors: [num_draws, m].
+    """
+
+    values: Array
+    errors: Array
+
+    @property
+    def bias(self) -> jax.Array:
+        """The mean of the simulated errors, [m]."""
+        return jnp.asarray(self.errors).mean(axis=0)
+
+    @property
+    def stddev(self) -> jax.Array:
+        """The standard deviation of the simulated errors, [m]."""
+        return jnp.asarray(self.errors).std(axis=0)
+
+    def interval(self, level: Any = 0.95, *, joint: bool = False) -> tuple[Array, Array]:
+        """Lower and upper ends, [m] each: values less the upper and the lower quantile of the simulated errors.
+
+        With ``joint=True`` all of them together: values - bias -+ c stddev, c the quantile of the largest deviation from the
+        bias in these units.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}.")
+        errors = jnp.asarray(self.errors)
+        if not joint:
+            tail = (1 - level) / 2
+            return self.values - jnp.quantile(errors, 1 - tail, axis=0), self.values - jnp.quantile(errors, tail, axis=0)
+        spread = self.stddev
+        unit = jnp.where(spread > 0, spread, 1.0)[None, :]
+        largest = jnp.abs((errors - self.bias[None, :]) / unit).max(axis=1, initial=0.0)
+        half = jnp.quantile(largest, level) * spread
+        return self.values - self.bias - half, self.values - self.bias + half
+
+
+@final
+@pytree
+class SampledEstimate:
+    """An estimate of the cells with its errors in simulated releases.
+
+    Attributes:
+        cells: [n].
+        errors: [num_draws, n], the estimate of each simulated release less the cells it was simulated from.
+    """
+
+    cells: Array
+    errors: Array
+
+    def answer(self, workload: Any) -> SampledAnswers:
+        """Sums of the cells and of their simulated errors."""
+        queries = as_queries("workload", workload)
+        if queries.shape[1] != self.cells.shape[0]:
+            raise ValueError(f"workload must be over the estimate's {self.cells.shape[0]} cells, got {queries.shape[1]}.")
+        return SampledAnswers(jnp.asarray(queries @ self.cells), jnp.asarray(queries @ jnp.asarray(self.errors).T).T)
+
+
+def bootstrap(
+    measurement: Measurement | Release,
+    estimator: Callable[[Measurement], Any],
+    *,
+    key: jax.Array,
+    num_draws: int = 200,
+    batch_size: int = 16,
+) -> SampledEstimate:
+    """An estimate with the errors it makes when what it found is taken for the truth: the parametric bootstrap (Efron 1979).
+
+    The estimator's cells are measured again ``num_draws`` times, by the same strategy with noise of the same law and scales
+    (discrete Gaussian noise as Gaussian), and estimated again; the whole pipeline under ``vmap``.
+
+    How well intervals cover depends on the estimator, since the simulated truth is not the truth. Intervals of 90% from
+    :func:`nonnegative_least_squares` on a tree over 64 cells with noise of scale 4 covered 89% of the cells and 87% of the sums
+    over all ranges where the cells are about 50, and only 49% and 78% where they are about 2: an estimate of zero, simulated from
+    zero, shows an error too small. **They do not cover where many estimates are zero**; :func:`least_squares` has intervals
+    that cover exactly. ``tests/inference/test_bootstrap.py`` measures this.
+
+    Args:
+        measurement: what was released.
+        estimator: from a Measurement to something with ``.cells`` [n], or to the cells; it runs under jit and vmap.
+        key: a typed key.
+        num_draws: simulated releases.
+        batch_size: how many of them are estimated at once.
+    """
+    measurement = as_measurement(measurement)
+    num_draws = _checks.integer("num_draws", num_draws, least=2)
+    batch_size = _checks.integer("batch_size", batch_size, least=1)
+    n = measurement.queries.shape[1]
+    if num_draws * n > _MAX_ENTRIES:
+        raise ValueError(f"num_draws x cells must be at most 2**27, got {num_draws} x {n}: take fewer draws.")
+
+    def cells_of(m: Measurement) -> jax.Array:
+        found = estimator(m)
+        cells = jnp.asarray(getattr(found, "cells", found))
+        if cells.shape != (n,):
+            raise ValueError(f"estimator must return {n} cells, or something that has them, got shape {list(cells.shape)}.")
+        return cells
+
+    cells = cells_of(measurement)
+    answers = jnp.asarray(measurement.queries @ cells)
+
+    def error(one: jax.Array) -> jax.Array:
+        noisy = answers + draw_noise(one, measurement, 1)[0]
+        return cells_of(Measurement(measurement.queries, noisy, measurement.noise, measurement.scale)) - cells
+
+    simulate = jax.jit(lambda keys: jax.lax.map(error, keys, batch_size=min(batch_size, num_draws)))
+    errors = simulate(jax.random.split(key, num_draws))
+    return SampledEstimate(cells, np.asarray(errors) if _checks.is_concrete(errors) else errors)
