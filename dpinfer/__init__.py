@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import jax
 
-from dpinfer import accuracy, datasets, evaluation, inference, mechanisms, noise, queries, testing, workloads
+from dpinfer import accuracy, answer_tables, datasets, evaluation, inference, mechanisms, noise, queries, testing, workloads
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
@@ -26,6 +26,7 @@ __all__ = [
     "PrivateCells",
     "Release",
     "accuracy",
+    "answer_tables",
     "count",
     "datasets",
     "enable_x64",
