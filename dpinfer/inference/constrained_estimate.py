@@ -47,14 +47,6 @@ class ConstrainedEstimate(LinearEstimate):
     residual: Array
     measurement: Measurement | None = None
 
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
     def _spread(self, workload: Queries) -> jax.Array:
         """W S C', [m, k]."""
         return jnp.asarray(workload @ jnp.asarray(self.response).T)

@@ -12,8 +12,6 @@ from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 
-_ROW_ENTRIES = 1 << 24
-
 
 @final
 @pytree
@@ -33,16 +31,8 @@ class DenseEstimate(LinearEstimate):
     row_space: Array
     measurement: Measurement | None = None
 
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
     def _answer(self, workload: Queries) -> Answers:
-        blocks = [self.stddev_of_rows(rows) for rows in row_blocks(workload, max(1, _ROW_ENTRIES // self._num_cells))]
+        blocks = [self.stddev_of_rows(rows) for rows in row_blocks(workload, self._num_cells)]
         return Answers(jnp.asarray(workload @ self.cells), jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)]))
 
     def stddev_of_rows(self, rows: Array) -> jax.Array:

@@ -14,6 +14,9 @@ from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
 
+# Numbers held at once for a block of answers.
+_MAX_ENTRIES = 1 << 24
+
 
 class LinearEstimate(abc.ABC):
     """A linear, unbiased estimate of the cells from noisy values, of least variance among all such for every answer.
@@ -24,10 +27,12 @@ class LinearEstimate(abc.ABC):
     """
 
     measurement: Measurement | None
+    solution: Array  # of all families but trees, which keep their levels
 
     @property
-    @abc.abstractmethod
-    def cells(self) -> Array: ...
+    def cells(self) -> Array:
+        """The estimated cells, [n]."""
+        return self.solution
 
     def answer(self, workload: Any) -> Answers:
         """Estimated answers to ``workload`` (queries of the same cells, or a matrix [m, n]) with exact standard deviations.
@@ -69,8 +74,8 @@ class LinearEstimate(abc.ABC):
     def _covariance(self, workload: Queries) -> Array: ...
 
     @property
-    @abc.abstractmethod
-    def _num_cells(self) -> int: ...
+    def _num_cells(self) -> int:
+        return self.solution.shape[0]
 
     def _check(self, workload: Any) -> Queries:
         queries = as_queries("workload", workload)
@@ -83,7 +88,8 @@ class LinearEstimate(abc.ABC):
         return queries
 
 
-def row_blocks(queries: Queries, size: int) -> Iterator[Array]:
-    """The matrix of ``queries`` in blocks of at most ``size`` rows."""
+def row_blocks(queries: Queries, width: int) -> Iterator[Array]:
+    """The matrix of ``queries`` in blocks of rows, few enough for ``width`` numbers a row to fit the working memory."""
+    size = max(1, _MAX_ENTRIES // width)
     for start in range(0, queries.shape[0], size):
         yield queries.rows(start, min(start + size, queries.shape[0]))

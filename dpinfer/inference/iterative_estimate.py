@@ -23,8 +23,6 @@ from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 
-# Entries of the vectors that are iterated on at once for a block of answers.
-_ROW_ENTRIES = 1 << 23
 MAX_STEPS = 5000
 # Steps without a gradient a tenth shorter than any before, after which rounding is all that is left.
 _PATIENCE = 300
@@ -187,14 +185,6 @@ class IterativeEstimate(LinearEstimate):
     converged: Array
     measurement: Measurement | None = None
 
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
     def _answer(self, workload: Queries) -> Answers:
         found = [_combinations(self, jnp.asarray(rows, self.solution.dtype)) for rows in self._blocks(workload)]
         stddev = jnp.concatenate([*(jnp.sqrt(jnp.square(u).sum(axis=1)) + penalty for u, penalty in found), jnp.zeros((0,))])
@@ -213,7 +203,7 @@ class IterativeEstimate(LinearEstimate):
         return jnp.square(self.least) * combinations @ combinations.T
 
     def _blocks(self, workload: Queries) -> Any:
-        return row_blocks(workload, max(1, _ROW_ENTRIES // max(self.queries.shape)))
+        return row_blocks(workload, max(self.queries.shape))
 
 
 @jax.jit

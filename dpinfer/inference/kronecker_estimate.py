@@ -18,8 +18,6 @@ from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
 
-_ROW_ENTRIES = 1 << 24
-
 
 @final
 @pytree
@@ -36,14 +34,6 @@ class KroneckerEstimate(LinearEstimate):
     factors: tuple[DenseEstimate, ...]
     stddev: Array
     measurement: Measurement | None = None
-
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
 
     @property
     def _grid(self) -> tuple[int, ...]:
@@ -64,8 +54,7 @@ class KroneckerEstimate(LinearEstimate):
             own = (f.stddev_of_rows(np.asarray(part.dense())) for f, part in zip(self.factors, parts, strict=True))
             return reduce(lambda a, b: _times(a[:, None], b[None, :]).reshape(-1), own)
         blocks = [
-            _stddev_of_rows(self.factors, jnp.asarray(rows, self.cells.dtype))
-            for rows in row_blocks(workload, max(1, _ROW_ENTRIES // self._num_cells))
+            _stddev_of_rows(self.factors, jnp.asarray(rows, self.cells.dtype)) for rows in row_blocks(workload, self._num_cells)
         ]
         return jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)])
 

@@ -26,7 +26,6 @@ from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
 
-_ROW_ENTRIES = 1 << 24
 _MAX_AXES = 12
 
 Axes = tuple[int, ...]
@@ -97,14 +96,6 @@ class MarginalsEstimate(LinearEstimate):
     is_known: Array
     measurement: Measurement | None = None
 
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
     def _answer(self, workload: Queries) -> Answers:
         return Answers(jnp.asarray(workload @ self.cells), self._stddev(workload))
 
@@ -117,10 +108,7 @@ class MarginalsEstimate(LinearEstimate):
             squares = [jnp.asarray(part, self.solution.dtype) for part in parts]
             unknown = jnp.where(self.is_known, 0.0, 1.0)
             return _stddev(*(combine(jnp.asarray(f), squares) for f in (self.inverse, unknown, jnp.ones_like(unknown))))
-        blocks = [
-            _stddev_of_rows(self, jnp.asarray(rows, self.solution.dtype))
-            for rows in row_blocks(workload, max(1, _ROW_ENTRIES // self._num_cells))
-        ]
+        blocks = [_stddev_of_rows(self, jnp.asarray(rows, self.solution.dtype)) for rows in row_blocks(workload, self._num_cells)]
         return jnp.concatenate([*blocks, jnp.zeros((0,), self.solution.dtype)])
 
     def _covariance(self, workload: Queries) -> Array:

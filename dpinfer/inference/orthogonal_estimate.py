@@ -12,8 +12,6 @@ from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 
-_ROW_ENTRIES = 1 << 24
-
 
 @final
 @pytree
@@ -33,16 +31,8 @@ class OrthogonalEstimate(LinearEstimate):
     stddev: Array
     measurement: Measurement | None = None
 
-    @property
-    def cells(self) -> Array:
-        return self.solution
-
-    @property
-    def _num_cells(self) -> int:
-        return self.solution.shape[0]
-
     def _answer(self, workload: Queries) -> Answers:
-        blocks = row_blocks(workload, max(1, _ROW_ENTRIES // max(self.queries.shape)))
+        blocks = row_blocks(workload, max(self.queries.shape))
         found = [_stddev_of_rows(self, jnp.asarray(rows, self.solution.dtype)) for rows in blocks]
         return Answers(jnp.asarray(workload @ self.cells), jnp.concatenate([*found, jnp.zeros((0,), self.solution.dtype)]))
 

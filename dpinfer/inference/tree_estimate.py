@@ -19,9 +19,8 @@ from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
 from dpinfer.queries.tree import CompleteTree
 
-# Ranges a compiled call, and entries of a block of workload rows by nodes: both bound the working memory.
+# Ranges a compiled call, which bounds the working memory.
 _RANGES_AT_ONCE = 1 << 18
-_ROW_ENTRIES = 1 << 24
 
 
 @final
@@ -101,13 +100,13 @@ class TreeEstimate(LinearEstimate):
             values = workload @ np.asarray(self.cells, dtype=np.float64)
             return Answers(jnp.asarray(values, answers.values.dtype), answers.stddev)
         structure = _structure(self.tree)
-        blocks = row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes))
+        blocks = row_blocks(workload, self.tree.num_nodes)
         pieces = [_answer_rows(self, structure, jnp.asarray(rows, self._dtype)) for rows in blocks]
         return _join(pieces, self._dtype)
 
     def _covariance(self, workload: Queries) -> Array:
         structure = _structure(self.tree)
-        blocks = list(row_blocks(workload, max(1, _ROW_ENTRIES // self.tree.num_nodes)))
+        blocks = list(row_blocks(workload, self.tree.num_nodes))
         rows = np.concatenate([*blocks, np.zeros((0, self._num_cells))])
         return _covariance(self, structure, jnp.asarray(rows, self._dtype))
 
