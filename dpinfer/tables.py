@@ -7,7 +7,7 @@ and is replaced.
 import csv
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,11 +48,29 @@ def chunks(table: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
 
 def _array_chunks(table: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     _check_columns(table, names)
-    columns = [table[name] if isinstance(table[name], np.ndarray) else object_column(table[name]) for name in names]
-    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
+    columns = [_held_column(table[name]) for name in names]
+    if len({column.shape for column in columns}) > 1 or len(columns[0].shape) != 1:
         raise ValueError(f"table must have one-dimensional columns of equal length; {', '.join(names)} are not.")
     for begin in range(0, max(1, len(columns[0])), _CHUNK_ROWS):
-        yield [column[begin : begin + _CHUNK_ROWS] for column in columns]
+        parts = [column[begin : begin + _CHUNK_ROWS] for column in columns]
+        yield [part if isinstance(part, np.ndarray) else _frame_column(part) for part in parts]
+
+
+def _held_column(values: Any) -> Any:
+    """A column of a mapping: an array, a series of any frame library, or whatever else value by value."""
+    if isinstance(values, np.ndarray):
+        return values
+    if hasattr(values, "to_pylist"):  # pyarrow's arrays, whose elements are no Python values
+        import pyarrow
+
+        values = pyarrow.chunked_array([values]) if isinstance(values, pyarrow.Array) else values
+    if not isinstance(values, (list, tuple)):
+        import narwhals as nw
+
+        series = nw.from_native(values, series_only=True, pass_through=True)
+        if isinstance(series, nw.Series):
+            return series
+    return object_column(values)
 
 
 def _frame_chunks(frame: "nw.DataFrame[Any] | nw.LazyFrame[Any]", names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -94,9 +112,43 @@ def _frame_column(series: "nw.Series[Any]") -> np.ndarray:
         return np.ma.masked_array(series.fill_null(filler).to_numpy(), mask=series.is_null().to_numpy())
     if isinstance(dtype, nw.Datetime) and dtype.time_zone is not None:
         return np.full(len(series), np.datetime64("NaT", "us"))
-    if dtype in (nw.Date, nw.Datetime) and (array := series.to_numpy()).dtype.kind == "M":
-        return array
-    return object_column(series.to_list())
+    if dtype.is_nested() or dtype in (nw.Duration, nw.Time):  # nothing that an axis reads
+        return np.full(len(series), None, dtype=object)
+    with _without_quoting("table has a column that its engine cannot convert."):
+        return _times(series) if dtype in (nw.Date, nw.Datetime) else _objects(series)
+
+
+def _times(series: "nw.Series[Any]") -> np.ndarray:
+    try:
+        array = series.to_numpy()
+        if array.dtype.kind == "M":
+            return array
+    except (ValueError, OverflowError):
+        pass  # years that Python's own dates do not reach
+    if find_spec("pyarrow") is None:
+        return _objects(series)
+    import pyarrow
+
+    arrow = series.to_arrow()
+    if pyarrow.types.is_date(arrow.type):
+        arrow = arrow.cast(pyarrow.date64()).cast(pyarrow.timestamp("ms"))
+    return arrow.to_numpy(zero_copy_only=False) if isinstance(arrow, pyarrow.Array) else arrow.to_numpy()
+
+
+def _objects(series: "nw.Series[Any]") -> np.ndarray:
+    try:
+        return object_column(series.to_list())
+    except (ValueError, OverflowError):
+        # A value that Python cannot hold: each by itself, so that it alone is a null; text that is none as its bytes.
+        column = np.full(len(series), None, dtype=object)
+        for i in range(len(series)):
+            try:
+                column[i] = series[i : i + 1].to_list()[0]
+            except UnicodeDecodeError as error:
+                column[i] = bytes(error.object)
+            except (ValueError, OverflowError):
+                column[i] = None
+        return column
 
 
 def _csv_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -106,17 +158,35 @@ def _csv_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterato
         header = _csv_fields(file.readline())
         _check_columns(header, names, is_shown=False)  # without a header, the first line is a record
         places = [header.index(name) for name in names]
+        # An empty line is no record, but where there is one column only it is one without a value.
+        keeps_empty = len(header) == 1
         while chunk := list(itertools.islice(file, _CHUNK_ROWS)):
-            # A line that is too short has nulls at its end; an empty line is no record.
-            rows = [_csv_fields(line) for line in chunk if line.strip("\r\n")]
+            # A line that is too short has nulls at its end.
+            rows = [_csv_fields(line) for line in chunk if keeps_empty or line.strip("\r\n")]
             yield [object_column(row[p] if p < len(row) else "" for row in rows) for p in places]
 
 
 def _csv_fields(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line.rstrip("\r\n").replace("\r", " ")]))
-    except (csv.Error, StopIteration):  # a field beyond the reader's limit: nothing of the line can be read
-        return []
+    text = line.rstrip("\r\n").replace("\r", " ")
+    if len(text) < csv.field_size_limit():
+        try:
+            return next(csv.reader([text]), [])
+        except csv.Error:
+            return []
+    fields, field, is_quoted, characters = [], [], False, iter(range(len(text)))
+    for i in characters:  # the same rules, for fields beyond the reader's limit
+        sign = text[i]
+        if is_quoted and sign == '"' and text[i + 1 : i + 2] == '"':
+            field.append(sign)
+            next(characters)
+        elif sign == '"' and (is_quoted or not field):
+            is_quoted = not is_quoted
+        elif sign == "," and not is_quoted:
+            fields.append("".join(field))
+            field = []
+        else:
+            field.append(sign)
+    return [*fields, "".join(field)]
 
 
 def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -125,15 +195,54 @@ def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Ite
     except ImportError:
         raise ValueError("Reading Parquet needs DuckDB: pip install 'dpinfer[cli]'.") from None
     Path(path).open("rb").close()  # a missing file is a FileNotFoundError as for CSV
+    if set(os.fspath(path)) & set("*?["):
+        raise ValueError(f"{os.fspath(path)!r} reads as a pattern of several files: rename it without *, ? and [.")
+    source = "read_parquet(?, hive_partitioning = false)"
     with duckdb.connect() as connection:
         with _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
-            present = [row[0] for row in connection.execute("DESCRIBE FROM read_parquet(?)", [os.fspath(path)]).fetchall()]
-        _check_columns(present, names)
+            described = connection.execute(f"DESCRIBE FROM {source}", [os.fspath(path)]).fetchall()
+        kinds = {row[0]: row[1] for row in described}
+        _check_columns(kinds, names)
         with _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
-            wanted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-            rows = connection.execute(f"SELECT {wanted} FROM read_parquet(?)", [os.fspath(path)])
-            while chunk := rows.fetchmany(_CHUNK_ROWS):
-                yield [object_column(column) for column in zip(*chunk, strict=True)]
+            wanted = ", ".join(_projection(name, kinds[name]) for name in names)
+            rows = connection.execute(f"SELECT {wanted} FROM {source}", [os.fspath(path)])
+            chunk = rows.fetchmany(_CHUNK_ROWS)
+            while True:
+                columns = zip(*chunk, strict=True) if chunk else [()] * len(names)
+                yield [_typed_column(values, kinds[name]) for values, name in zip(columns, names, strict=True)]
+                if not (chunk := rows.fetchmany(_CHUNK_ROWS)):
+                    return
+
+
+_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
+_NUMPY_TYPES = dict.fromkeys(_INTEGERS, np.int64)
+_NUMPY_TYPES |= {"BOOLEAN": bool, "UBIGINT": np.uint64, "FLOAT": np.float32, "DOUBLE": np.float64}
+_INSTANTS = {
+    "TIMESTAMP": "epoch_us({0})",
+    "TIMESTAMP_S": "epoch_us({0})",
+    "TIMESTAMP_MS": "epoch_us({0})",
+    "TIMESTAMP_NS": "epoch_ns({0}) // 1000 - (epoch_ns({0}) % 1000 < 0)::INTEGER",  # rounded down also before 1970
+    "DATE": "{0} - DATE '1970-01-01'",
+}
+_OBJECTS = ("VARCHAR", "BLOB", "ENUM", "DECIMAL", "HUGEINT", "UHUGEINT", "NULL")
+
+
+def _projection(name: str, kind: str) -> str:
+    """A column as what Python can hold of it: instants as integers, which Python's dates could not reach, and nothing else."""
+    column = '"' + name.replace('"', '""') + '"'
+    if kind in _INSTANTS:
+        return f"CASE WHEN isfinite({column}) THEN {_INSTANTS[kind].format(column)} END"
+    return column if kind in _NUMPY_TYPES or kind.split("(")[0] in _OBJECTS else "NULL"
+
+
+def _typed_column(values: Sequence[Any], kind: str) -> np.ndarray:
+    """The fetched values of a column as an array of its own type, with nulls masked."""
+    if kind not in _NUMPY_TYPES and kind not in _INSTANTS:
+        return object_column(values)
+    array = np.array([0 if value is None else value for value in values], dtype=_NUMPY_TYPES.get(kind, np.int64))
+    if kind in _INSTANTS:
+        array = array.astype("datetime64[D]" if kind == "DATE" else "datetime64[us]")
+    return np.ma.masked_array(array, mask=[value is None for value in values])
 
 
 @contextmanager

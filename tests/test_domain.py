@@ -178,7 +178,7 @@ def test_floats_at_the_ends_of_an_axis():
 def test_bytes_that_are_no_text_and_endless_fields_do_not_raise(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(b"x\n1\n\xff\xfe\n\x00\n" + b"9" * 200_000 + b"\n")
-    assert count(path, Domain({"x": Axis.integers(0, 3, null="other", above="clip")})).tolist() == [0, 1, 0, 3]
+    assert count(path, Domain({"x": Axis.integers(0, 3, null="other", above="clip")})).tolist() == [0, 1, 1, 2]
 
 
 def test_parquet_gives_the_cells_of_the_arrays(tmp_path):

@@ -181,3 +181,119 @@ def test_numbers_of_every_width(tmp_path):
         if kind != pl.Int128:
             frame.write_parquet(path)
             np.testing.assert_array_equal(count(path, domain), cells)
+
+
+def everywhere(arrow, path, **csv):
+    """The same Arrow column as most holders have it, and as Parquet."""
+    table = pa.table({"x": arrow})
+    pyarrow.parquet.write_table(table, path / "x.parquet")
+    yield table
+    yield pl.from_arrow(table)
+    yield table.to_pandas(types_mapper=pd.ArrowDtype)
+    yield {"x": table["x"]}
+    yield {"x": arrow}
+    yield path / "x.parquet"
+
+
+def test_single_precision_counts_where_its_decimals_are(tmp_path):
+    domain = Domain({"x": Axis.edges(["0", "0.7", "1"])})
+    for table in everywhere(pa.array([0.7, 0.5], pa.float32()), tmp_path):
+        assert count(table, domain).tolist() == [1, 1]
+    assert count({"x": [np.float32(0.7), np.float16(0.5)]}, domain).tolist() == [1, 1]
+    labels = Domain({"x": Axis.categories(["0.1"])})
+    assert count({"x": np.array([0.1], dtype=np.float32)}, labels).tolist() == [1]
+
+
+def test_instants_beyond_python_and_before_1970(tmp_path):
+    axis = Axis.times("1969-12-31", "1970-01-02", "1d", null="other", below="clip", above="clip")
+    domain = Domain({"x": axis})
+    for arrow, expected in (
+        (pa.array([-1, 0, None], pa.timestamp("ns")), [1, 1, 1]),
+        (pa.array([-(10**6), 10**7, None, -1], pa.date32()), [2, 1, 1]),
+        (pa.array([2**59, -(2**59), None], pa.timestamp("us")), [1, 1, 1]),
+    ):
+        for table in everywhere(arrow, tmp_path):
+            assert count(table, domain).tolist() == expected, type(table)
+    assert count({"x": [np.datetime64(-1, "as"), np.datetime64(-1, "ns")]}, domain).tolist() == [2, 0, 0]
+
+
+def test_types_that_no_axis_reads_are_nulls(tmp_path):
+    domain = Domain({"x": Axis.integers(0, 3, null="other")})
+    for arrow in (pa.array([1, 2**62], pa.duration("s")), pa.array([[1], [2, 3]]), pa.array([1, 2], pa.time64("us"))):
+        for table in (pa.table({"x": arrow}), pa.table({"x": arrow}).to_pandas(types_mapper=pd.ArrowDtype)):
+            assert count(table, domain).tolist() == [0, 0, 0, 2]
+
+
+def test_text_that_is_no_text_is_not_shown():
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(np.array([0, 3, 4], np.int32)), pa.py_buffer(b"k\xffz1")])
+    assert count(pa.table({"x": broken}), Domain({"x": Axis.integers(0, 3, null="other")})).tolist() == [0, 1, 0, 1]
+
+
+def test_whole_numbers_are_exact_whatever_writes_them(tmp_path):
+    import decimal
+
+    big = 2**60 + 1
+    domain = Domain({"x": Axis.integers(big - 1, big + 2, null="other", above="other")})
+    for value in (big, decimal.Decimal(big), f"{big}", f"{big}.00", np.uint64(big)):
+        assert count({"x": [value]}, domain).tolist() == [0, 1, 0, 0], value
+    for table in everywhere(pa.array([decimal.Decimal(big)], pa.decimal128(38, 0)), tmp_path):
+        assert count(table, domain).tolist() == [0, 1, 0, 0]
+    assert count({"x": [10**400, decimal.Decimal(10) ** 400, "1e400", "9" * 5000]}, domain).tolist() == [0, 0, 0, 4]
+
+
+def test_objects_that_raise_when_they_are_asked_are_nulls():
+    class Angry:
+        def __float__(self):
+            raise RuntimeError("secret")
+
+        def __ne__(self, other):
+            raise RuntimeError("secret")
+
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    column = [Angry(), np.ma.masked, np.complex128(2 + 1j), 10**5000, 1]
+    assert count({"x": column}, Domain({"x": Axis.integers(0, 3, null="other", above="clip")})).tolist() == [0, 1, 1, 3]
+    assert count({"x": column}, Domain({"x": Axis.categories(["1"], null="other", above="other")})).tolist() == [1, 4]
+    assert count({"x": column}, Domain({"x": Axis.categories([1], null="other", above="other")})).tolist() == [1, 4]
+
+
+def test_files_are_read_as_they_are_named(tmp_path):
+    domain = Domain({"x": Axis.integers(0, 4, null="other")})
+    folder = tmp_path / "x=3"
+    folder.mkdir()
+    pyarrow.parquet.write_table(pa.table({"x": [1, 1, 2]}), folder / "t.parquet")
+    assert count(folder / "t.parquet", domain).tolist() == [0, 2, 1, 0, 0]
+    pyarrow.parquet.write_table(pa.table({"x": [1]}), tmp_path / "a[1].parquet")
+    with pytest.raises(ValueError, match="reads as a pattern of several files"):
+        count(tmp_path / "a[1].parquet", domain)
+    pyarrow.parquet.write_table(pa.table({"x": pa.array([], pa.timestamp("us"))}), tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match="reads numbers or text, got a column of dtype datetime64"):
+        count(tmp_path / "empty.parquet", domain)
+
+
+def test_csv_lines_that_are_empty_or_very_long(tmp_path):
+    path = tmp_path / "x.csv"
+    pl.DataFrame({"x": [1, None, 2]}).write_csv(path)
+    assert count(path, Domain({"x": Axis.integers(0, 3, null="other")})).tolist() == [0, 1, 1, 1]
+    long = "a" * 200_000
+    path.write_text(f'x,notes,y\n1,{long},2\n2,"{long},""b"", c",1\n', encoding="utf-8")
+    assert count(path, Domain({"x": Axis.integers(0, 3), "y": Axis.integers(0, 3)})).reshape(3, 3)[[1, 2], [2, 1]].tolist() == [
+        1,
+        1,
+    ]
+    assert count(path, Domain({"notes": Axis.categories([long, long + ',"b", c'])})).tolist() == [1, 1]
+
+
+def test_booleans_and_blanks_as_text():
+    axis = Axis.categories(["True", "false"], null="other")
+    assert count({"x": ["true", "True", True, "FALSE", False, ""]}, Domain({"x": axis})).tolist() == [3, 2, 1]
+    with pytest.raises(ValueError, match="labels must not be blank"):
+        Axis.categories(["a", " "])
+    lowest = Axis.edges([-100000, 0], below="other")
+    assert count({"x": np.array([-np.inf, -1], dtype=np.float16)}, Domain({"x": lowest})).tolist() == [1, 1]
+    assert count({"x": np.array([np.nextafter(np.longdouble(3), 0)])}, Domain({"x": Axis.integers(0, 4)})).tolist() == [
+        0,
+        0,
+        1,
+        0,
+    ]

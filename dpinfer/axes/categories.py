@@ -1,7 +1,6 @@
 """Axes of labels."""
 
 import datetime
-from decimal import Decimal
 from numbers import Integral
 from typing import Any, final
 
@@ -35,6 +34,8 @@ class CategoryAxis(Axis):
         if len(self._places) < len(self.values):
             twice = next(value for place, value in enumerate(self.values) if self._places[value] != place)
             raise ValueError(f"labels must all be different, got {twice!r} more than once.")
+        if self._is_text and any(not value.strip() for value in self.values):
+            raise ValueError("labels must not be blank: a field without text is a null, which null= is for.")
         if self.has_other and "other" in self._places:
             raise ValueError("labels must not hold 'other', which is what the extra cell for null or unlisted values is called.")
 
@@ -64,7 +65,7 @@ class CategoryAxis(Axis):
         # Each distinct value is read once. Objects need not be comparable, nor hashable.
         if array.dtype.kind != "O":
             distinct, index = np.unique(array, return_inverse=True)
-            places = np.array([place(value) for value in distinct.tolist()], dtype=np.int64)[index.reshape(-1)]
+            places = np.array([place(value) for value in distinct], dtype=np.int64)[index.reshape(-1)]
         else:
             places = np.array([place(value) for value in array.tolist()], dtype=np.int64)
         return np.where(places == _NULL, 0, places), null | (places == _NULL)
@@ -82,21 +83,27 @@ class CategoryAxis(Axis):
 
 
 _NULL = -2
+_MAX_PRINTED = 10**400
 
 
 def _spellings(value: Any) -> list[str]:
     """The texts that a value may be listed as; none if it is null or nothing that has a text."""
     value = as_text(value)
     if isinstance(value, str):
-        return [value, value.strip()]
+        text = value.strip()
+        # Writers do not agree on how true is spelled.
+        return [value, *([text.title(), text.lower()] if text.lower() in ("true", "false") else []), text]
     if isinstance(value, (bool, np.bool_)):
         return [str(bool(value)), str(bool(value)).lower()]
     if isinstance(value, (datetime.date, datetime.time)):
-        return [] if value != value else [value.isoformat()]
-    if isinstance(value, (int, np.integer, float, np.floating, Decimal)):
-        found = number(value)
-        if found is None:
+        try:
+            return [value.isoformat()]
+        except (TypeError, ValueError, AttributeError):  # pandas.NaT is a date, and then it is not
             return []
-        whole = [str(int(found))] if isinstance(found, int) or found.is_integer() else []
-        return [*whole, *([] if isinstance(value, (int, np.integer)) else [str(value)])]
-    return []
+    found = number(value)
+    if found is None:
+        return []
+    if abs(found) >= _MAX_PRINTED:
+        return ["more digits than any label"]
+    whole = [str(int(found))] if isinstance(found, int) or found.is_integer() else []
+    return [*whole, *([] if isinstance(value, (int, np.integer)) else [str(value)])]

@@ -12,6 +12,8 @@ NULL_WORDS = frozenset(("", "na", "n/a", "nan", "nat", "none", "null"))
 def column(values: Any) -> tuple[np.ndarray, np.ndarray]:
     """A column as an array, and its mask if it is a masked array."""
     array = values if isinstance(values, np.ndarray) else object_column(values)
+    if array.dtype.kind == "T":  # numpy's text of any length
+        array = array.astype(object)
     if isinstance(array, np.ma.MaskedArray):
         return array.data, np.ma.getmaskarray(array)
     return array, np.zeros(array.shape, dtype=bool)

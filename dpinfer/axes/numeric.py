@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Rational
 from typing import Any, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from dpinfer.axes.base import Axis
 from dpinfer.axes.column import NULL_WORDS, as_text, column
 
 _LIMIT = 2**62
+_NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, complex, np.complexfloating)
 
 
 @final
@@ -55,7 +57,8 @@ class IntegerAxis(Axis):
             clipped = (self.start if v is None else min(max(v, self.start - 1), self.stop) for v in array)
             return np.array([math.floor(v) - self.start for v in clipped], dtype=np.int64), null
         if array.dtype.kind == "f":
-            array = np.floor(np.where(null, self.start, array.astype(np.float64)))
+            # Floors in the column's own precision, comparisons in 64 bit: 16 bits cannot hold every start.
+            array = np.where(null, self.start, np.floor(array).astype(np.float64))
         # Clipped in the column's own type first: 2^63 in an unsigned or floating column must not wrap.
         low = array < self.start
         high = array > self.stop - 1  # the last bin, since a stop of 2^53 + 1 is no float
@@ -139,6 +142,8 @@ def _float(edge: Fraction, kind: type[np.floating]) -> Any:
         nearest = kind(float(edge))
         if edge.denominator == 1 and np.isfinite(nearest) and Fraction(float(nearest)) < edge:
             nearest = np.nextafter(nearest, kind(np.inf))
+        if nearest == -np.inf:  # minus infinity itself is below every edge
+            nearest = np.finfo(kind).min
     return float(nearest) if kind is np.float64 else nearest
 
 
@@ -181,12 +186,31 @@ def number(value: Any) -> int | float | None:
         except ValueError:
             pass
         try:
-            value = float(text)
-        except ValueError:
+            value = Decimal(text)
+        except ArithmeticError:
             return None
     try:
-        if value is None or value != value or isinstance(value, (datetime.date, np.datetime64, np.timedelta64)):
-            return None
-        return int(value) if isinstance(value, (int, np.integer)) else float(value)
-    except (TypeError, ValueError, ArithmeticError):
+        return _number(value)
+    except Exception:  # a value's own methods may raise anything; whatever it says must not be seen
         return None
+
+
+def _number(value: Any) -> int | float | None:
+    if value is None or value is np.ma.masked or isinstance(value, _NO_NUMBERS):
+        return None
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, Decimal):
+        # Whole numbers stay exact where floats would round them; beyond 400 digits they are as good as infinite.
+        if value.is_finite() and value.adjusted() < 400 and value == value.to_integral_value():
+            return int(value)
+        found = float(value)
+    elif isinstance(value, Rational):
+        if value.denominator == 1:
+            return int(value)
+        found = value.numerator / value.denominator
+    elif isinstance(value, np.floating) and value.dtype.itemsize < 8:
+        found = float(str(value))  # the decimal that a narrow float stands for
+    else:
+        found = float(value)
+    return None if math.isnan(found) else found

@@ -61,7 +61,8 @@ class TimeAxis(Axis):
         if array.dtype.kind in "OSU":
             times = [_naive_time(value) for value in array.tolist()]
             array = np.array([np.datetime64("NaT", "us") if t is None else t for t in times], dtype="datetime64[us]")
-        if array.dtype.kind == "f":  # what some readers make of a column that holds nothing but nulls
+        if array.dtype.kind == "f" or (array.dtype.kind in "iu" and null.size and null.all()):
+            # What some readers make of a column that holds nothing but nulls.
             array = np.full(array.shape, np.datetime64("NaT", "us"))
         if array.dtype.kind != "M":
             raise ValueError(f"A time axis reads datetimes or text, got a column of dtype {array.dtype}.")
@@ -97,6 +98,8 @@ def _naive_time(value: Any) -> np.datetime64 | None:
     if isinstance(value, np.datetime64):
         if np.isnat(value):
             return None
+        if np.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as"):
+            return value.astype("datetime64[us]")
         year = int(value.astype("datetime64[Y]").astype(np.int64))
         # Microseconds reach some 292,000 years; what is farther away is brought near, still beyond every axis.
         if abs(year) < 200_000:
