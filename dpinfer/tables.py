@@ -215,7 +215,7 @@ def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Ite
 
 
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
-_NUMPY_TYPES = dict.fromkeys(_INTEGERS, np.int64)
+_NUMPY_TYPES: dict[str, Any] = dict.fromkeys(_INTEGERS, np.int64)
 _NUMPY_TYPES |= {"BOOLEAN": bool, "UBIGINT": np.uint64, "FLOAT": np.float32, "DOUBLE": np.float64}
 _INSTANTS = {
     "TIMESTAMP": "epoch_us({0})",

@@ -206,9 +206,10 @@ def _number(value: Any) -> int | float | None:
             return int(value)
         found = float(value)
     elif isinstance(value, Rational):
-        if value.denominator == 1:
-            return int(value)
-        found = value.numerator / value.denominator
+        numerator, denominator = int(value.numerator), int(value.denominator)
+        if denominator == 1:
+            return numerator
+        found = numerator / denominator
     elif isinstance(value, np.floating) and value.dtype.itemsize < 8:
         found = float(str(value))  # the decimal that a narrow float stands for
     else:

@@ -19,7 +19,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -37,6 +37,7 @@ class ConstrainedEstimate(LinearEstimate):
         solution: [n], the cells.
         response: [k, n], S C' transposed.
         inverse: [k, k], (C S C')^+.
+        basis: [r, n], orthonormal rows that span those of C.
         residual: [k], by how much each exact count is missed.
     """
 
@@ -44,6 +45,7 @@ class ConstrainedEstimate(LinearEstimate):
     solution: Array
     response: Array
     inverse: Array
+    basis: Array
     residual: Array
     measurement: Measurement | None = None
 
@@ -54,10 +56,14 @@ class ConstrainedEstimate(LinearEstimate):
     def _answer(self, workload: Queries) -> Answers:
         before = jnp.square(jnp.asarray(self.base.expected_stddev(workload)))
         spread = self._spread(workload)
-        variance = before - ((spread @ self.inverse) * spread).sum(axis=1)
-        # What the constraints determine, but for the rounding of the difference.
-        is_zero = variance <= 1e4 * jnp.finfo(variance.dtype).eps * before
-        stddev = jnp.where(jnp.isinf(before), jnp.inf, jnp.sqrt(jnp.where(is_zero, 0.0, variance)))
+        variance = jnp.where(jnp.isinf(before), jnp.inf, before - ((spread @ self.inverse) * spread).sum(axis=1))
+        # What the exact counts add up to has no error; the difference above would leave one of rounding.
+        blocks = [
+            unmet(rows - (rows @ self.basis.T) @ self.basis, rows)
+            for rows in (jnp.asarray(rows, self.cells.dtype) for rows in row_blocks(workload, self._num_cells))
+        ]
+        is_open = jnp.concatenate([*blocks, jnp.zeros((0,), bool)])
+        stddev = jnp.where(is_open, root(variance), 0.0)
         return Answers(jnp.asarray(workload @ self.cells), stddev)
 
     def _covariance(self, workload: Queries) -> Array:
@@ -80,18 +86,18 @@ def solve_constrained(
             "and stacks of finer and finer partitions any number can be kept."
         )
     usual = stddev[(stddev > 0) & np.isfinite(stddev)]
-    spread = np.where(stddev == 0, np.median(usual) if usual.size else 1.0, stddev)
-    rows = jnp.asarray(np.concatenate([np.asarray(queries.rows(i, i + 1)) for i in exact.tolist()]), values.dtype)
+    spread = np.where(stddev == 0, usual.min() if usual.size else 1.0, stddev)
+    rows = np.concatenate([np.asarray(queries.rows(i, i + 1)) for i in exact.tolist()]).astype(values.dtype)
 
     def cells(v: jax.Array) -> jax.Array:
         return jnp.asarray(solve(v, spread).cells)
 
     base = solve(values, spread)
     _, pull_back = jax.vjp(cells, jnp.zeros_like(values))
-    coefficients = jax.vmap(lambda row: pull_back(row)[0])(rows)
+    coefficients = jax.vmap(lambda row: pull_back(row)[0])(jnp.asarray(rows))
     variance = np.square(np.where(np.isfinite(spread), spread, 0.0)).astype(values.dtype)
     response = jax.vmap(cells)(coefficients * variance[None, :])
-    inverse = _pseudo_inverse(rows @ response.T)
+    inverse = _pseudo_inverse(jnp.asarray(rows @ response.T))
     found = jnp.asarray(base.cells)
     solution = found - response.T @ (inverse @ (rows @ found - values[exact]))
     residual = rows @ solution - values[exact]
@@ -105,7 +111,9 @@ def solve_constrained(
                 f"others leave {float(residual[first]):+g} between it and the cells ({bad.size} such rows). Correct them, or "
                 "give them a positive scale."
             )
-    return ConstrainedEstimate(base, solution, response, inverse, residual)
+    _, sizes, right = np.linalg.svd(np.asarray(rows), full_matrices=False)
+    basis = right[sizes > 1e-12 * sizes.max(initial=0.0)]
+    return ConstrainedEstimate(base, solution, response, inverse, basis, residual)
 
 
 def _pseudo_inverse(matrix: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -20,13 +20,13 @@ class DenseEstimate(LinearEstimate):
 
     Attributes:
         solution: [n], the cells; what the measurement does not determine is filled in with the smallest that agree.
-        inverse: [n, n], the pseudo-inverse of A' diag(1/stddev^2) A: the covariance of the cells that are determined.
+        half: [n, k], H with H H' the pseudo-inverse of A' diag(1/stddev^2) A: the covariance of the cells that are determined.
         length: [n], the norms of the columns of diag(1/stddev) A.
         row_space: [n, n], the projection on the rows that are determined, in cells times ``length``.
     """
 
     solution: Array
-    inverse: Array
+    half: Array
     length: Array
     row_space: Array
     measurement: Measurement | None = None
@@ -38,16 +38,14 @@ class DenseEstimate(LinearEstimate):
     def stddev_of_rows(self, rows: Array) -> jax.Array:
         """The standard deviation of each row of weights, [k, n]; infinite where it is not determined."""
         rows = jnp.asarray(rows, self.cells.dtype)
-        spread = rows @ self.inverse
         scaled = rows / self.length[None, :]
-        rest = jnp.abs(scaled - scaled @ self.row_space).max(axis=1)
-        is_determined = rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(scaled).max(axis=1)
-        return jnp.where(is_determined, jnp.sqrt(jnp.maximum((spread * rows).sum(axis=1), 0.0)), jnp.inf)
+        rest = (scaled - scaled @ self.row_space) * self.length[None, :]
+        return jnp.where(unmet(rest, rows), jnp.inf, root(jnp.square(rows @ self.half).sum(axis=1)))
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        rows = jnp.asarray(workload.dense(), self.cells.dtype)
-        return rows @ self.inverse @ rows.T
+        spread = jnp.asarray(workload.dense(), self.cells.dtype) @ self.half
+        return spread @ spread.T
 
 
 @jax.jit
@@ -56,31 +54,35 @@ def solve_dense(matrix: Array, values: jax.Array, stddev: jax.Array) -> DenseEst
     measured = jnp.isfinite(stddev)
     weights = jnp.where(measured, 1.0 / jnp.where(measured, stddev, 1.0), 0.0)
     # Relative to the largest weight, whose square alone could overflow.
-    top = jax.lax.stop_gradient(jnp.maximum(weights.max(), jnp.finfo(values.dtype).tiny))
+    top = jax.lax.stop_gradient(weights.max())
+    top = jnp.where(top > 0, top, 1.0)
     weights = weights / top
     weighted = jnp.asarray(matrix, values.dtype) * jnp.broadcast_to(weights, values.shape)[:, None]
     # Columns of equal length: the rank is judged whatever the cells' units.
     length = jnp.sqrt(jnp.square(weighted).sum(axis=0))
     length = jax.lax.stop_gradient(jnp.where(length > 0, length, 1.0))
-    inverse, row_space = _pseudo_inverse_of_gram(weighted / length[None, :])
-    inverse = inverse / (length[:, None] * length[None, :])
-    solution = inverse @ (weighted.T @ (weights * values))
-    return DenseEstimate(solution, inverse / top / top, length, row_space)
+    solution, half, row_space = _by_singular_values(weighted / length[None, :], jnp.where(measured, values, 0.0) * weights)
+    return DenseEstimate(solution / length, half / length[:, None] / top, length, row_space)
 
 
 @jax.custom_jvp
-def _pseudo_inverse_of_gram(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pseudo-inverse of B'B and the projection on B's row space, [n, n] each; the derivative takes the rank as fixed."""
-    _, sizes, basis = jnp.linalg.svd(matrix, full_matrices=False)
+def _by_singular_values(matrix: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The shortest minimiser of |B x - b|, H with H H' = (B'B)^+, and the projection on B's row space.
+
+    From the singular values of B itself: forming (B'B)^+ would lose twice the digits. The derivative takes the rank as fixed.
+    """
+    left, sizes, basis = jnp.linalg.svd(matrix, full_matrices=False)
     rank = sizes > sizes[0] * max(matrix.shape) * jnp.finfo(matrix.dtype).eps
-    scaled = basis * jnp.where(rank, 1.0 / jnp.where(rank, sizes, 1.0), 0.0)[:, None]
+    half = (basis * jnp.where(rank, 1.0 / jnp.where(rank, sizes, 1.0), 0.0)[:, None]).T
     kept = basis * rank[:, None]
-    return scaled.T @ scaled, kept.T @ kept
+    return half @ (left.T @ wanted), half, kept.T @ kept
 
 
-@_pseudo_inverse_of_gram.defjvp
+@_by_singular_values.defjvp
 def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    (matrix,), (change,) = primals, tangents
-    inverse, row_space = _pseudo_inverse_of_gram(matrix)
-    half = inverse @ (matrix.T @ change) @ inverse
-    return (inverse, row_space), (-(half + half.T), jnp.zeros_like(row_space))
+    (matrix, wanted), (change, moved) = primals, tangents
+    found = x, half, row_space = _by_singular_values(matrix, wanted)
+    slope = change.T @ (wanted - matrix @ x) + matrix.T @ (moved - change @ x)
+    # Of the many H with H H' = (B'B)^+ the one that moves by -(1/2) (B'B)^+ d(B'B) H.
+    gram = change.T @ (matrix @ half) + matrix.T @ (change @ half)
+    return found, (half @ (half.T @ slope), -0.5 * half @ (half.T @ gram), jnp.zeros_like(row_space))

@@ -4,6 +4,8 @@ import abc
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
@@ -86,6 +88,17 @@ class LinearEstimate(abc.ABC):
         if queries.shape[1] != self._num_cells:
             raise ValueError(f"workload must be over the estimate's {self._num_cells} cells, got {queries.shape[1]}.")
         return queries
+
+
+def root(variance: jax.Array) -> jax.Array:
+    """The square root of a variance, with a derivative of 0 and no nan where it is 0 (or below it, by rounding)."""
+    positive = variance > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+
+
+def unmet(rest: jax.Array, rows: jax.Array) -> jax.Array:
+    """Whether what is left of each row, [k, n] in units of the cells, is more than rounding, so that it is not determined."""
+    return jnp.abs(rest).max(axis=1) > jnp.finfo(rows.dtype).eps ** 0.625 * jnp.abs(rows).max(axis=1)
 
 
 def row_blocks(queries: Queries, width: int) -> Iterator[Array]:

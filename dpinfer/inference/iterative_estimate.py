@@ -18,7 +18,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -187,7 +187,7 @@ class IterativeEstimate(LinearEstimate):
 
     def _answer(self, workload: Queries) -> Answers:
         found = [_combinations(self, jnp.asarray(rows, self.solution.dtype)) for rows in self._blocks(workload)]
-        stddev = jnp.concatenate([*(jnp.sqrt(jnp.square(u).sum(axis=1)) + penalty for u, penalty in found), jnp.zeros((0,))])
+        stddev = jnp.concatenate([*(root(jnp.square(u).sum(axis=1)) + penalty for u, penalty in found), jnp.zeros((0,))])
         lost = int(np.isnan(np.asarray(stddev)).sum()) if _checks.is_concrete(stddev) else 0
         if lost:
             raise ValueError(
@@ -216,8 +216,9 @@ def _combinations(estimate: IterativeEstimate, rows: jax.Array) -> tuple[jax.Arr
     wanted = rows / scaled.length
     eps = float(jnp.finfo(rows.dtype).eps)
     found = conjugate_gradients(scaled.adjoint, scaled.forward, wanted, tolerance=64 * eps)
-    size = jnp.sqrt(jnp.square(wanted).sum(axis=1))
-    rest = jnp.sqrt(jnp.square(found.residual).sum(axis=1))
+    # In units of the cells: an imprecise cell is long in those of its column.
+    size = jnp.sqrt(jnp.square(rows).sum(axis=1))
+    rest = jnp.sqrt(jnp.square(found.residual * scaled.length).sum(axis=1))
     is_sure = found.gradient <= eps**0.6
     is_reached = rest <= eps**0.5 * size
     return found.vector, jnp.where(is_reached, 0.0, jnp.where(is_sure, jnp.inf, jnp.nan))

@@ -13,7 +13,7 @@ import numpy as np
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.dense_estimate import DenseEstimate, solve_dense
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
@@ -40,7 +40,7 @@ class KroneckerEstimate(LinearEstimate):
         return tuple(factor.solution.shape[0] for factor in self.factors)
 
     def _answer(self, workload: Queries) -> Answers:
-        return Answers(jnp.asarray(workload @ self.cells), self.stddev * self._unit_stddev(workload))
+        return Answers(jnp.asarray(workload @ self.cells), _times(jnp.asarray(self.stddev), self._unit_stddev(workload)))
 
     def _unit_stddev(self, workload: Queries) -> jax.Array:
         if isinstance(workload, VStack):
@@ -61,7 +61,8 @@ class KroneckerEstimate(LinearEstimate):
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
         rows = jnp.asarray(workload.dense(), self.cells.dtype)
-        return jnp.square(self.stddev) * _along_axes([f.inverse for f in self.factors], rows) @ rows.T
+        spread = _along_axes([f.half for f in self.factors], rows)
+        return jnp.square(self.stddev) * spread @ spread.T
 
 
 def solve_kronecker(queries: Kronecker, values: jax.Array, stddev: jax.Array) -> KroneckerEstimate:
@@ -76,7 +77,8 @@ def _solve(matrices: tuple[Array, ...], values: jax.Array, stddev: jax.Array) ->
         one = jnp.ones((), values.dtype)
         factor = solve_dense(matrix, jnp.zeros(matrix.shape[:1], values.dtype), one)
         factors.append(factor)
-        inverse = jnp.asarray(factor.inverse) @ jnp.asarray(matrix, values.dtype).T
+        half = jnp.asarray(factor.half)
+        inverse = half @ (jnp.asarray(matrix, values.dtype) @ half).T
         table = jnp.moveaxis(jnp.tensordot(inverse, table, axes=([1], [axis])), 0, axis)
     measured = jnp.isfinite(stddev)
     return KroneckerEstimate(jnp.where(measured, table.reshape(-1), 0.0), tuple(factors), stddev)
@@ -96,22 +98,22 @@ def _factors_of(workload: Queries, grid: tuple[int, ...]) -> list[Queries] | Non
 
 def _times(first: jax.Array, second: jax.Array) -> jax.Array:
     """The product of standard deviations, where 0 (of a row of zeros) beats infinity (of one that is not determined)."""
-    return jnp.where((first == 0) | (second == 0), 0.0, first * second)
+    is_zero = (first == 0) | (second == 0)
+    return jnp.where(is_zero, 0.0, jnp.where(is_zero, 1.0, first) * jnp.where(is_zero, 1.0, second))
 
 
 def _along_axes(matrices: list[Any], rows: jax.Array) -> jax.Array:
-    """The (symmetric) matrices applied to each row's table along their axes."""
+    """Each row's table times a matrix along every axis."""
     table = rows.reshape(-1, *(matrix.shape[0] for matrix in matrices))
     for axis, matrix in enumerate(matrices, start=1):
-        table = jnp.moveaxis(jnp.tensordot(jnp.asarray(matrix), table, axes=([1], [axis])), 0, axis)
-    return table.reshape(rows.shape)
+        table = jnp.moveaxis(jnp.tensordot(table, jnp.asarray(matrix), axes=([axis], [0])), -1, axis)
+    return table.reshape(rows.shape[0], -1)
 
 
 @jax.jit
 def _stddev_of_rows(factors: tuple[DenseEstimate, ...], rows: jax.Array) -> jax.Array:
-    length = reduce(lambda a, b: jnp.outer(a, b).reshape(-1), (jnp.asarray(f.length) for f in factors))
-    scaled = rows / length[None, :]
-    rest = jnp.abs(scaled - _along_axes([f.row_space for f in factors], scaled)).max(axis=1)
-    is_determined = rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(scaled).max(axis=1)
-    variance = (_along_axes([f.inverse for f in factors], rows) * rows).sum(axis=1)
-    return jnp.where(is_determined, jnp.sqrt(jnp.maximum(variance, 0.0)), jnp.inf)
+    length = reduce(lambda a, b: jnp.outer(a, b).reshape(-1), (jnp.asarray(f.length) for f in factors))[None, :]
+    scaled = rows / length
+    rest = (scaled - _along_axes([f.row_space for f in factors], scaled)) * length
+    variance = jnp.square(_along_axes([f.half for f in factors], rows)).sum(axis=1)
+    return jnp.where(unmet(rest, rows), jnp.inf, root(variance))

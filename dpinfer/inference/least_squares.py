@@ -14,7 +14,7 @@ from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.iterative_estimate import IterativeEstimate, solve_iteratively
 from dpinfer.inference.kronecker_estimate import solve_kronecker
 from dpinfer.inference.marginals_estimate import as_marginals, part_variances, solve_marginals
-from dpinfer.inference.orthogonal_estimate import solve_orthogonal
+from dpinfer.inference.orthogonal_estimate import OrthogonalEstimate, solve_orthogonal
 from dpinfer.inference.stacks import pool, stack_tree
 from dpinfer.inference.tree import MAX_REGULAR_RATIO
 from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_deep, solve_shallow
@@ -118,9 +118,9 @@ def _solve_other(measurement: Measurement, values: jax.Array, stddev: jax.Array)
         estimate = _solve_parent_tree(stack.tree, *pooled)
         if not _checks.is_concrete(estimate.is_determined) or bool(estimate.is_determined):
             return _checked(estimate, measurement, stack.nodes)
-    if queries.has_orthogonal_rows:
-        return solve_orthogonal(queries, values, stddev)
     known = measurement.known_stddev
+    if queries.has_orthogonal_rows:
+        return _keeping_exact(solve_orthogonal(queries, values, stddev), queries, values, known)
     if known is not None and np.any(known == 0):
         return solve_constrained(queries, values, known, lambda v, s: _solve_noisy(queries, v, jnp.asarray(s, v.dtype), s))
     return _solve_noisy(queries, values, stddev, known)
@@ -139,6 +139,20 @@ def _solve_noisy(queries: Queries, values: jax.Array, stddev: jax.Array, known: 
     if _dense_work(queries) <= _MAX_DENSE_WORK:
         return solve_dense(queries.dense(), values, stddev)
     return _converged(solve_iteratively(queries, values, stddev))
+
+
+def _keeping_exact(
+    estimate: OrthogonalEstimate, queries: Queries, values: jax.Array, known: np.ndarray | None
+) -> OrthogonalEstimate:
+    if known is not None and np.any(known == 0) and _checks.is_concrete(values, estimate.cells):
+        missed = np.abs(np.asarray(queries @ np.asarray(estimate.cells)) - np.asarray(values))
+        bad = np.flatnonzero((known == 0) & (missed > 1e-9 * np.abs(np.asarray(values)).max()))
+        if bad.size:
+            raise ValueError(
+                f"The exact counts (scale 0) contradict each other: row {bad[0]}, which says {float(values[bad[0]]):g}, is a row "
+                "of zeros. Correct it, or give it a positive scale."
+            )
+    return estimate
 
 
 def _dense_work(queries: Queries) -> int:

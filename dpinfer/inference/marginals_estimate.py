@@ -6,8 +6,8 @@ that are constant along T and sum to zero along every other axis:
 
     lambda_T = sum over the parts s that sum over no axis outside T of (product of n_i over the axes it sums) / variance_s
 
-With M_S for averaging over the axes S, its (pseudo-)inverse is sum_S c_S M_S with c_S = sum over T in S of
-(-1)^|S - T| / lambda_T, and the variance of an answer is a sum of squares, one for each T. One variance for each part is needed.
+With P_T for the projection on that space, its (pseudo-)inverse is the sum of P_T / lambda_T, and the variance of an answer is
+a sum of squares, one for each T. One variance for each part is needed.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
@@ -114,12 +114,8 @@ class MarginalsEstimate(LinearEstimate):
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
         rows = jnp.asarray(workload.dense(), self.solution.dtype)
-        tables = rows.reshape(-1, *self.grid)
-        spread = sum(
-            c * jnp.broadcast_to(tables.mean(axis=tuple(a + 1 for a in axes), keepdims=True), tables.shape)
-            for axes, c in zip(_subsets(len(self.grid)), _averaging(jnp.asarray(self.inverse)), strict=True)
-        )
-        return jnp.asarray(spread).reshape(rows.shape) @ rows.T
+        parts = zip(jnp.asarray(self.inverse).reshape(-1), _projections(self.grid, rows), strict=True)
+        return jnp.asarray(sum(factor * part @ part.T for factor, part in parts))
 
 
 def solve_marginals(marginals: Marginals, values: jax.Array, variances: Array) -> MarginalsEstimate:
@@ -138,20 +134,24 @@ def _solve(grid: tuple[int, ...], kept: tuple[Axes, ...], values: jax.Array, var
     eigenvalues = jnp.stack([_eigenvalue(grid, kept, weights, axes) for axes in _subsets(dims)]).reshape((2,) * dims)
     is_known = eigenvalues > 0
     inverse = jnp.where(is_known, 1.0 / jnp.where(is_known, eigenvalues, 1.0), 0.0)
-    averaging = dict(zip(_subsets(dims), _averaging(inverse), strict=True))
-    # x = sum_s w_s sum_S c_S M_S A_s' y_s. Averaged over S, the table that a part spreads over the cells is the part averaged
-    # over those of its axes that are in S; it is kept by the axes it varies along, and spread from few axes to many.
+    inverses = dict(zip(_subsets(dims), inverse.reshape(-1), strict=True))
+    # x = sum over T and s of (w_s / lambda_T) P_T A_s' y_s, where P_T keeps the means along T and the deviations along the other
+    # axes. It is 0 unless T holds all axes that s sums over; else it varies along the rest, and is kept by these.
     sizes = [int(np.prod([grid[axis] for axis in axes], dtype=np.int64)) for axes in kept]
     tables: dict[Axes, jax.Array] = {}
     for axes, piece, weight in zip(kept, jnp.split(values, np.cumsum(sizes)[:-1]), weights, strict=True):
+        summed = {axis for axis in range(dims) if axis not in axes}
         means: dict[Axes, jax.Array] = {(): jnp.where(weight > 0, piece, 0.0).reshape([grid[axis] for axis in axes])}
         for gone in sorted(_subsets_of(axes), key=len):
             if gone:  # from the mean over one axis less
                 left = [axis for axis in axes if axis not in gone[:-1]]
                 means[gone] = means[gone[:-1]].mean(axis=left.index(gone[-1]))
-            factor = sum(c for averaged, c in averaging.items() if set(averaged) & set(axes) == set(gone))
             rest = tuple(axis for axis in axes if axis not in gone)
-            tables[rest] = tables.get(rest, 0.0) + weight * factor * means[gone]
+            deviation = means[gone]
+            for place in range(len(rest)):
+                deviation = deviation - deviation.mean(axis=place, keepdims=True)
+            factor = weight * inverses[tuple(sorted(summed | set(gone)))]
+            tables[rest] = tables.get(rest, 0.0) + factor * deviation
     total = jnp.zeros(grid, values.dtype)
     for axes in sorted(tables, key=len):
         total = total + tables[axes].reshape([size if axis in axes else 1 for axis, size in enumerate(grid)])
@@ -177,31 +177,40 @@ def _eigenvalue(grid: tuple[int, ...], kept: tuple[Axes, ...], weights: jax.Arra
     return total
 
 
-def _averaging(inverse: jax.Array) -> jax.Array:
-    """c_S for each set S, in the order of :func:`_subsets`: differences of 1 / lambda along every axis."""
-    for axis in range(inverse.ndim):
-        outside, inside = jnp.split(inverse, 2, axis=axis)
-        inverse = jnp.concatenate([outside, inside - outside], axis=axis)
-    return inverse.reshape(-1)
+def _projections(grid: tuple[int, ...], rows: jax.Array) -> list[jax.Array]:
+    """P_T of each row's table for each T, [k, cells that it varies over and one of the others, as weighty as all], in order.
+
+    Along the axes of T the mean times the square root of their size, so that lengths are those of the spread-out tables.
+    """
+    parts = [rows.reshape(-1, *grid)]
+    for axis, size in enumerate(grid, start=1):
+        split = []
+        for part in parts:
+            mean = part.mean(axis=axis, keepdims=True)
+            split += [part - mean, mean * size**0.5]
+        parts = split
+    return [part.reshape(rows.shape[0], -1) for part in parts]
 
 
 def _parts_of_rows(workload: Queries, grid: tuple[int, ...]) -> list[np.ndarray] | None:
     """For rows that are products over the axes, |deviations|^2 and |mean|^2 of each factor, [2, rows] an axis."""
     match workload:
         case Identity():
-            sums, squares = [np.ones(n) for n in grid], [np.ones(n) for n in grid]
+            return [np.stack([np.full(n, (n - 1) / n), np.full(n, 1 / n)]) for n in grid]
         case Total():
-            sums, squares = [np.full(1, float(n)) for n in grid], [np.full(1, float(n)) for n in grid]
+            return [np.array([[0.0], [float(n)]]) for n in grid]
         case Boxes() if workload.grid == grid:
-            sums = list((workload.stops - workload.starts).T.astype(float))
-            squares = sums
+            counts = zip((workload.stops - workload.starts).T.astype(float), grid, strict=True)
+            return [np.stack([inside * ((n - inside) / n), inside * (inside / n)]) for inside, n in counts]
         case Kronecker(parts) if tuple(part.shape[1] for part in parts) == grid:
             matrices = [np.asarray(part.dense(), dtype=float) for part in parts]
-            sums, squares = [matrix.sum(axis=1) for matrix in matrices], [np.square(matrix).sum(axis=1) for matrix in matrices]
+            means = [matrix.mean(axis=1, keepdims=True) for matrix in matrices]
+            return [
+                np.stack([np.square(matrix - mean).sum(axis=1), n * np.square(mean[:, 0])])
+                for matrix, mean, n in zip(matrices, means, grid, strict=True)
+            ]
         case _:
             return None
-    means = [np.square(total) / n for total, n in zip(sums, grid, strict=True)]
-    return [np.stack([np.maximum(square - mean, 0.0), mean]) for square, mean in zip(squares, means, strict=True)]
 
 
 def _over_products(factors: jax.Array, squares: list[jax.Array]) -> jax.Array:
@@ -221,20 +230,11 @@ def _over_rows(factors: jax.Array, squares: list[jax.Array]) -> jax.Array:
 
 @jax.jit
 def _stddev_of_rows(estimate: MarginalsEstimate, rows: jax.Array) -> jax.Array:
-    dims = len(estimate.grid)
-    tables = rows.reshape(-1, *estimate.grid)
-    squares = [jnp.square(tables.sum(axis=tuple(a + 1 for a in axes))) for axes in _subsets(dims)]
-    scale = [float(np.prod([estimate.grid[a] for a in axes])) for axes in _subsets(dims)]
-    sums = [s.reshape(rows.shape[0], -1).sum(axis=1) / n for s, n in zip(squares, scale, strict=True)]
-    norms = jnp.stack(sums, axis=-1).reshape(-1, *(2,) * dims)
-    for axis in range(1, dims + 1):  # |M_S w|^2 is the sum of |P_T w|^2 over T that hold S
-        outside, inside = jnp.split(norms, 2, axis=axis)
-        norms = jnp.concatenate([outside - inside, inside], axis=axis)
-    norms = jnp.maximum(norms, 0.0).reshape(rows.shape[0], -1)
+    norms = jnp.stack([jnp.square(part).sum(axis=1) for part in _projections(estimate.grid, rows)], axis=-1)
     inverse, unknown = jnp.asarray(estimate.inverse).reshape(-1), jnp.where(estimate.is_known, 0.0, 1.0).reshape(-1)
     return _stddev(norms @ inverse, norms @ unknown, norms.sum(axis=1))
 
 
 def _stddev(variance: jax.Array, unknown: jax.Array, whole: jax.Array) -> jax.Array:
-    tolerance = jnp.sqrt(jnp.finfo(variance.dtype).eps)
-    return jnp.where(unknown <= tolerance * whole, jnp.sqrt(variance), jnp.inf)
+    """From squared lengths: what the variances amount to, and of the row the part that is not known and the whole."""
+    return jnp.where(unknown <= jnp.finfo(variance.dtype).eps ** 1.25 * whole, root(variance), jnp.inf)

@@ -4,7 +4,8 @@ Minimise (1/2) sum_i (A x - y)_i^2 / stddev_i^2 subject to x >= 0 and C x = d fo
 the columns' lengths the quadratic form G has ones on its diagonal and bounds keep their sign. The bounds by gradient projection
 and conjugate gradients on the free cells (More and Toraldo 1991): a projected step along the gradient chooses which cells are
 zero, conjugate gradients solve for the others, and a projected line search accepts what lowers the objective, so that it ends
-whatever the strategy. The equations by the method of multipliers, whose penalty is ten times the largest eigenvalue of G.
+whatever the strategy. The equations by the method of multipliers, whose penalty begins at ten times the largest eigenvalue of G
+and grows tenfold whenever they did not come nearer fourfold.
 Cells whose sum is known to be 0 are 0 and left out beforehand: no multiplier would be large enough for them.
 """
 
@@ -19,7 +20,7 @@ from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.measurement import Measurement
-from dpinfer.queries import Queries
+from dpinfer.queries import Dense, Queries
 from dpinfer.queries.base import Array
 from dpinfer.queries.dense import as_queries
 from dpinfer.release import Release, as_measurement
@@ -93,13 +94,11 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
     stddev = jnp.where(is_exact, jnp.inf, stddev)
     estimate = _solve(queries, values, stddev, jnp.asarray(rows, values.dtype), values[exact])
     if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
-        missed = np.abs(np.asarray(estimate.constraint_residual))
-        if missed.size and missed.max() > 1e-6 * (1 + np.abs(np.asarray(values[exact])).max()):
-            first = int(missed.argmax())
-            row, amount = exact[first], float(estimate.constraint_residual[first])
+        if exact.size and (row := _impossible(rows, np.asarray(values[exact]))) is not None:
+            says, amount = float(values[exact[row]]), float(estimate.constraint_residual[row])
             raise ValueError(
-                f"No non-negative cells keep all exact counts: row {row}, which says {float(values[row]):g}, is missed by "
-                f"{amount:+g}. Correct it, or give it a positive scale."
+                f"No non-negative cells keep all exact counts: row {exact[row]}, which says {says:g}, is missed by {amount:+g}. "
+                "Correct it, or give it a positive scale."
             )
         raise ValueError(
             f"Non-negative least squares did not converge: after {int(estimate.num_steps)} rounds the optimality conditions are "
@@ -109,6 +108,15 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
     return estimate
 
 
+def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
+    """The exact count that non-negative cells miss most when they are fitted to nothing else; None if they keep all."""
+    weights = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
+    values, none = jnp.asarray(known, float), jnp.zeros((0,))
+    alone = _solve(Dense(rows), values, 1 / jnp.asarray(weights), jnp.zeros((0, rows.shape[1])), none)
+    missed = np.abs(rows @ np.asarray(alone.cells) - known) * weights
+    return int(missed.argmax()) if missed.max() > 1e-6 * np.abs(known * weights).max(initial=1e-300) else None
+
+
 @jax.jit
 def _solve(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, known: jax.Array) -> NonnegativeEstimate:
     measured = jnp.isfinite(stddev)
@@ -116,12 +124,12 @@ def _solve(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Arr
     least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
     weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
     # Cells in a sum of what is not negative that is known to be 0.
-    is_zero_sum = (rows >= 0).all(axis=1) & (known == 0)
-    allowed = ~((rows > 0) & is_zero_sum[:, None]).any(axis=0)
+    is_zero_sum = ((rows >= 0).all(axis=1) | (rows <= 0).all(axis=1)) & (known == 0)
+    allowed = ~((rows != 0) & is_zero_sum[:, None]).any(axis=0)
     problem = Problem(queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
     x, kkt, missed, steps = _optimum(problem)
     good = 1e-8 if values.dtype == jnp.float64 else 1e-3
-    size = jnp.abs(rows) @ jnp.abs(x) + jnp.abs(known)
+    size = jnp.abs(rows) @ (jnp.abs(x) + jnp.abs(x).max()) + jnp.abs(known)
     converged = (kkt <= good) & jnp.all(jnp.abs(missed) <= good * jnp.max(size, initial=jnp.finfo(x.dtype).tiny))
     return NonnegativeEstimate(x, kkt, missed, steps, converged)
 
@@ -190,6 +198,7 @@ class _State(NamedTuple):
     multipliers: jax.Array
     kkt: jax.Array
     missed: jax.Array
+    penalty: jax.Array
     rounds: jax.Array
 
 
@@ -214,27 +223,30 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), unit, good)
         return z / length, kkt / unit, jnp.zeros((0,), dtype), rounds
 
-    penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
-
-    def augmented(z: jax.Array) -> jax.Array:
-        return gram(z) + penalty * (constraints.T @ (constraints @ z))
-
     def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
         state, turn = carry
         return ((jnp.abs(state.missed).max() > good * unit) | (state.kkt > good * unit)) & (turn < _MAX_MULTIPLIER_ROUNDS)
 
     def turn(carry: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
         state, number = carry
+        penalty = state.penalty
+
+        def augmented(z: jax.Array) -> jax.Array:
+            return gram(z) + penalty * (constraints.T @ (constraints @ z))
+
         target = linear + constraints.T @ (penalty * known - state.multipliers)
         z, kkt, rounds = _bounded(augmented, target, state.x, unit, good)
         missed = jnp.asarray(constraints @ z - known)
         multipliers = jnp.asarray(state.multipliers + penalty * missed)
-        return _State(z, multipliers, kkt, missed, state.rounds + rounds), number + 1
+        is_slow = jnp.abs(missed).max() > 0.25 * jnp.abs(state.missed).max()
+        penalty = jnp.where(is_slow, 10 * penalty, penalty)
+        return _State(z, multipliers, kkt, missed, penalty, state.rounds + rounds), number + 1
 
     start = jnp.zeros_like(length)
     infinite = jnp.asarray(jnp.inf, dtype)
     missed = jnp.asarray(constraints @ start - known)
-    first = _State(start, jnp.zeros_like(known), infinite, missed, jnp.zeros((), jnp.int32))
+    penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
+    first = _State(start, jnp.zeros_like(known), infinite, missed, penalty, jnp.zeros((), jnp.int32))
     state, _ = jax.lax.while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
     return state.x / length, state.kkt / unit, state.missed * size, state.rounds
 

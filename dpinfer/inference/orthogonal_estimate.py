@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -52,10 +52,9 @@ def _combination(estimate: OrthogonalEstimate, rows: jax.Array) -> jax.Array:
 @jax.jit
 def _stddev_of_rows(estimate: OrthogonalEstimate, rows: jax.Array) -> jax.Array:
     weights = _combination(estimate, rows)
-    rest = jnp.abs(rows - jnp.asarray(estimate.queries._backward(weights))).max(axis=1)
+    rest = rows - jnp.asarray(estimate.queries._backward(weights))
     known = jnp.where(jnp.isfinite(estimate.stddev), estimate.stddev, 0.0)
-    stddev = jnp.sqrt(jnp.square(weights * known[None, :]).sum(axis=1))
-    return jnp.where(rest <= jnp.sqrt(jnp.finfo(rows.dtype).eps) * jnp.abs(rows).max(axis=1), stddev, jnp.inf)
+    return jnp.where(unmet(rest, rows), jnp.inf, root(jnp.square(weights * known[None, :]).sum(axis=1)))
 
 
 @jax.jit

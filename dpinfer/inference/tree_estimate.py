@@ -12,7 +12,7 @@ from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference import tree as passes
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Identity, Queries
 from dpinfer.queries.base import Array
@@ -90,7 +90,7 @@ class TreeEstimate(LinearEstimate):
     def _answer(self, workload: Queries) -> Answers:
         if isinstance(workload, Identity):  # variances that are at hand already
             nodes = self.tree.leaves if isinstance(self.tree, CompleteTree) else self.tree.position[self.tree.leaves]
-            return Answers(jnp.asarray(self.cells), jnp.sqrt(self.node_variances[..., nodes]))
+            return Answers(jnp.asarray(self.cells), root(jnp.asarray(self.node_variances[..., nodes])))
         ranges = workload.as_ranges()
         if ranges is not None and self.tree.is_contiguous:
             answers = self._answer_ranges(*ranges)
@@ -182,13 +182,13 @@ def _range_answers(
     first = leaves[jnp.where(is_empty, 0, starts)]
     last = leaves[jnp.where(is_empty, 0, stops - 1)]
     variances = jnp.where(is_empty, 0.0, passes.range_variances(climb, first, last, depth))
-    return Answers(totals[stops] - totals[starts], jnp.sqrt(variances))
+    return Answers(totals[stops] - totals[starts], root(variances))
 
 
 @jax.jit
 def _answer_rows(estimate: TreeEstimate, structure: _Structure, rows: jax.Array) -> Answers:
     spread = jnp.square(_innovations(estimate, structure, rows)) @ _innovation_variances(estimate)
-    return Answers(rows @ estimate.cells, jnp.sqrt(spread))
+    return Answers(rows @ estimate.cells, root(spread))
 
 
 @jax.jit

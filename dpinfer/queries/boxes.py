@@ -103,7 +103,7 @@ class Boxes(Queries):
         for axis, size in enumerate(self.grid):
             cell = np.arange(size)
             inside = (self.starts[start:stop, axis, None] <= cell) & (cell < self.stops[start:stop, axis, None])
-            found = (found[:, :, None] * inside[:, None, :]).reshape(stop - start, -1)
+            found = (found[:, :, None] * inside[:, None, :]).reshape(stop - start, found.shape[1] * size)
         return found
 
     def gram(self) -> Array:

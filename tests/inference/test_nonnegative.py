@@ -170,3 +170,14 @@ def test_nothing_measured_and_rows_left_out():
     np.testing.assert_array_equal(nonnegative_least_squares(nothing).cells, 0)
     some = dp.Measurement(Dense([[1, 0, 0], [0, 1, 0]]), [-4.0, 2.0], "laplace", [1.0, 1.0])
     np.testing.assert_allclose(nonnegative_least_squares(some).cells, [0, 2, 0], atol=1e-12)
+
+
+def test_exact_counts_beside_cells_of_very_different_precision():
+    stack = VStack([Identity(3), Total(3)])
+    for far in (10.0, 30.0):
+        measurement = dp.Measurement(stack, [4, 3, 6, 2], "gaussian", [1, np.inf, 1, far]).with_exact(Total(3), [3])
+        np.testing.assert_allclose(nonnegative_least_squares(measurement).cells, [0.5, 0, 2.5], atol=1e-6)
+    two = dp.Measurement(Identity(2), [4, 6], "gaussian", [1, 100]).with_exact(Total(2), [3])
+    np.testing.assert_allclose(nonnegative_least_squares(two).cells, [3, 0], atol=1e-3)
+    minus = dp.Measurement(Dense([[1, 0], [0, 1]]), [3.0, 3.0], "gaussian", 1.0).with_exact(Dense([[0, -1]]), [0])
+    np.testing.assert_allclose(nonnegative_least_squares(minus).cells, [3, 0], atol=1e-9)

@@ -253,3 +253,63 @@ def test_stacks_that_are_no_tree_are_seen():
         assert tree is not None
         matrix = np.vstack([tree.tree.dense(), np.zeros((1, queries.shape[1]))])
         np.testing.assert_array_equal(matrix[tree.nodes], queries.dense())
+
+
+def gaussian(queries, values, stddev):
+    return dp.least_squares(dp.Measurement(queries, values, "gaussian", stddev))
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e8])
+def test_noise_of_very_different_size_keeps_its_digits(far):
+    # Exact values by hand: the first row tells next to nothing, so that the second alone answers.
+    answers = gaussian(Prefix(4), [100, -38, 50, 70], [far, 1, 1, 1e4]).answer([[1, 1, 0, 0]])
+    np.testing.assert_allclose([answers.values[0], answers.stddev[0]], [-38, 1], rtol=1e-6)
+    # Rows and columns of a table measured well, its cells badly.
+    table = VStack([Kronecker([Identity(2), Total(3)]), Kronecker([Total(2), Identity(3)]), Identity(6)])
+    values = [6, 15, 5, 7, 9, 1, 2, 3, 4, 5, 6.5]
+    estimate = gaussian(table, values, np.repeat([1, 1, far], [2, 3, 6]))
+    assert isinstance(estimate, MarginalsEstimate)
+    np.testing.assert_allclose(estimate.answer([[1, 1, 1, 0, 0, 0]]).values, 6, atol=10 / far**2 + 1e-7)
+    known = VStack([Prefix(3), Total(3)])
+    np.testing.assert_allclose(gaussian(known, [3, 8, 12, 10], [1, far, far, 0]).expected_stddev([[0, 1, 1]]), 1, rtol=1e-6)
+
+
+def test_small_shares_of_what_is_open_are_seen():
+    for stddev in ([1, 1e9], [1, 1]):
+        with pytest.raises(ValueError, match="does not determine"):
+            gaussian(Dense([[1, 1, 0], [0, 0, 1]]), [5, 7], stddev).answer([[1, 0, 1e6]])
+    table = VStack([Kronecker([Identity(2), Total(3)]), Kronecker([Total(2), Identity(3)])])
+    with pytest.raises(ValueError, match="does not determine"):
+        gaussian(table, [6, 15, 5, 7, 9], 1.0).answer([[10000, 10000, 10001, 0, 0, 0]])
+    twice = VStack([Kronecker([Total(8), Total(8)])] * 2)
+    single = np.float32(1)
+    estimate = dp.least_squares(dp.Measurement(twice, jnp.asarray([100, 102], jnp.float32), "gaussian", jnp.asarray(single)))
+    assert np.isinf(estimate.expected_stddev(Ranges(64, [0], [63]))).all()
+
+
+def test_rows_of_zeros_have_no_error_and_no_derivative():
+    empty = Ranges(6, [0, 1], [0, 3])
+    for queries in (
+        Tree.complete(6, 2),
+        VStack([Prefix(6), Haar(6)]),
+        Haar(8),
+        Kronecker([Prefix(2), Prefix(3)]),
+        Tree.grid((2, 3), 2),
+    ):
+        n = queries.shape[1]
+        workload = Ranges(n, empty.starts, empty.stops)
+
+        def total(scale, queries=queries, workload=workload):
+            values = jnp.zeros(queries.shape[0])
+            return dp.least_squares(dp.Measurement(queries, values, "gaussian", scale)).answer(workload).stddev.sum()
+
+        assert np.isfinite(float(jax.grad(total)(jnp.asarray(2.0))))
+    for queries in (Kronecker([Prefix(2)] * 2), Dense([[1, 1]])):
+        nothing = gaussian(queries, np.ones(queries.shape[0]), np.inf)
+        np.testing.assert_array_equal(nothing.expected_stddev(np.zeros((1, queries.shape[1]))), 0)
+    assert Boxes((2, 2), [[0, 0]], [[2, 2]]).rows(1, 1).shape == (0, 4)
+
+
+def test_an_exact_row_of_zeros_that_says_something_is_named():
+    with pytest.raises(ValueError, match="row 1, which says 5, is a row of zeros"):
+        gaussian(Weighted(Identity(2), [1, 0]), [1, 5], 0.0)
