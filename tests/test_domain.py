@@ -291,3 +291,13 @@ def test_the_shipped_departures():
     assert cells[: 31 * 96].sum() == 27_004
     assert cells[:96].sum() == 842
     assert cells[: 5 * 4].sum() == 0
+
+
+def test_the_shipped_adults():
+    data = dp.datasets.adult_age_hours()
+    cells = data.cells().reshape(data.domain.shape)
+    assert data.licence == "CC BY 4.0"
+    assert cells.shape == (85, 99)
+    assert cells.sum() == 48_842
+    assert cells[39 - 16, 40 - 1] == 578
+    assert cells[:1].sum() == cells[75:].sum() == 0  # nobody is 16, and none is coded above 90

@@ -57,7 +57,7 @@ def test_readme_links_and_pictures_exist():
 
 def test_installed_files():
     package = resources.files("dpinfer")
-    for name in ("py.typed", "data/departures_2013.npz", "data/README.md", "models/__init__.py"):
+    for name in ("py.typed", "data/departures_2013.npz", "data/adult_age_hours.npz", "data/README.md", "models/__init__.py"):
         assert package.joinpath(name).is_file(), name
     import dpinfer.models
 
