@@ -134,9 +134,10 @@ def test_no_value_makes_counting_by_label_raise_or_changes_the_number_of_cells()
             assert sum(result) == len(column)
 
 
-def test_a_time_axis_takes_a_column_of_nothing_as_nulls():
+def test_a_time_axis_takes_numbers_as_nulls_whatever_type_a_missing_one_makes_of_them():
     axis = Axis.times("2013-01-01", "2013-01-02", "12h", null="other")
-    assert counts(axis, np.array([NAN, NAN])) == [0, 0, 2]
+    for column in ([NAN, NAN], [1, 2], [1.0, NAN], [True, False], np.array([1, None], dtype=object)):
+        assert counts(axis, np.array(column)) == [0, 0, 2]
     # Nine digits of a second, as some writers put.
     assert counts(axis, ["2013-01-01T11:59:59.999999999", "2013-01-01 12:00:00.000000000"]) == [1, 1, 0]
 

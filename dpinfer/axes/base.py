@@ -73,7 +73,7 @@ class Axis(abc.ABC):
             step: text such as "15min" (units s, min, h, d, w), timedelta or numpy timedelta64; must divide stop - start.
 
         The hour 24:00 is the next day's midnight, as in ISO 8601. A value that carries a time zone is no naive local time
-        and counts as a null.
+        and counts as a null, and so does a number.
         """
         from dpinfer.axes.times import TimeAxis
 

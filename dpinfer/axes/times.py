@@ -61,8 +61,9 @@ class TimeAxis(Axis):
         if array.dtype.kind in "OSU":
             times = [_naive_time(value) for value in array.tolist()]
             array = np.array([np.datetime64("NaT", "us") if t is None else t for t in times], dtype="datetime64[us]")
-        if array.dtype.kind == "f" or (array.dtype.kind in "iu" and null.size and null.all()):
-            # What some readers make of a column that holds nothing but nulls.
+        if array.dtype.kind in "biuf":
+            # No times; and readers that infer types turn integers to floats, or flags to objects, for a single missing value,
+            # so that to refuse some of these and not the others would tell of one record.
             array = np.full(array.shape, np.datetime64("NaT", "us"))
         if array.dtype.kind != "M":
             raise ValueError(f"A time axis reads datetimes or text, got a column of dtype {array.dtype}.")
