@@ -28,6 +28,17 @@ def integer(name: str, value: Any, *, least: int) -> int:
     return int(value)
 
 
+def grid(name: str, value: Any) -> tuple[int, ...]:
+    """``value`` as the numbers of cells along one or more axes, each at least 1."""
+    try:
+        sizes = tuple(integer(name, size, least=1) for size in value)
+    except TypeError:
+        raise ValueError(f"{name} must list the cells along each axis, got {value!r}.") from None
+    if not sizes:
+        raise ValueError(f"{name} must have at least one axis.")
+    return sizes
+
+
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> Any:
     """``value`` if it is one of the allowed names."""
     if value not in allowed:

@@ -109,8 +109,8 @@ def count(table: Any, domain: Domain) -> Int64[np.ndarray, " cells"]:
         table: private; a mapping from column names to columns of equal length (numpy arrays; anything else value by value);
             or a data frame, eager or lazy, of pandas, polars, pyarrow, DuckDB (a relation, read in chunks) or whatever else
             narwhals knows; or the path of a CSV file with a header line, each line a record (no line breaks inside quotes), or
-            of a Parquet file (needs DuckDB). The same records give the same cells whichever of these holds them. Columns
-            that the domain does not name are not looked at.
+            of a Parquet file (needs DuckDB). The same records give the same cells whichever of these holds them, where
+            it holds them as the same values. Columns that the domain does not name are not looked at.
         domain: the axes, named like the columns.
 
     Raises:

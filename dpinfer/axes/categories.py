@@ -62,7 +62,7 @@ class CategoryAxis(Axis):
         if array.dtype.kind not in "biufOSU":
             raise ValueError(f"An axis of categories reads text, numbers or booleans, got a column of dtype {array.dtype}.")
         place = self._place_of_text if self._is_text else self._place_of_number
-        # Each distinct value is read once. Objects need not be comparable, nor hashable.
+        # Each distinct value is read once, but objects, which need not be comparable nor hashable, one by one.
         if array.dtype.kind != "O":
             distinct, index = np.unique(array, return_inverse=True)
             places = np.array([place(value) for value in distinct], dtype=np.int64)[index.reshape(-1)]

@@ -10,9 +10,9 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.error_law import draw_noise
+from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
 from dpinfer.queries.base import Array
-from dpinfer.queries.dense import as_queries
 from dpinfer.release import Release, as_measurement
 
 _MAX_ENTRIES = 1 << 27
@@ -75,9 +75,7 @@ class SampledEstimate:
 
     def answer(self, workload: Any) -> SampledAnswers:
         """Sums of the cells and of their simulated errors."""
-        queries = as_queries("workload", workload)
-        if queries.shape[1] != self.cells.shape[0]:
-            raise ValueError(f"workload must be over the estimate's {self.cells.shape[0]} cells, got {queries.shape[1]}.")
+        queries = over_cells(workload, self.cells.shape[0])
         return SampledAnswers(jnp.asarray(queries @ self.cells), jnp.asarray(queries @ jnp.asarray(self.errors).T).T)
 
 

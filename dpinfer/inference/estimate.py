@@ -80,14 +80,19 @@ class LinearEstimate(abc.ABC):
         return self.solution.shape[0]
 
     def _check(self, workload: Any) -> Queries:
-        queries = as_queries("workload", workload)
         if self.cells.ndim != 1:
             raise ValueError(
                 f"This estimate is a batch (cells of shape {list(self.cells.shape)}); answer inside jax.vmap, one problem each."
             )
-        if queries.shape[1] != self._num_cells:
-            raise ValueError(f"workload must be over the estimate's {self._num_cells} cells, got {queries.shape[1]}.")
-        return queries
+        return over_cells(workload, self._num_cells)
+
+
+def over_cells(workload: Any, num_cells: int) -> Queries:
+    """``workload`` as queries, if they are over as many cells as the estimate has."""
+    queries = as_queries("workload", workload)
+    if queries.shape[1] != num_cells:
+        raise ValueError(f"workload must be over the estimate's {num_cells} cells, got {queries.shape[1]}.")
+    return queries
 
 
 def root(variance: jax.Array) -> jax.Array:

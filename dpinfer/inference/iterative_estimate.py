@@ -129,7 +129,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Solution, So
         return scaled.adjoint(scaled.forward(x[None, :]))[0]
 
     def solve(_: Any, wanted: jax.Array) -> jax.Array:
-        return _symmetric_solution(gram, wanted)
+        return symmetric_solution(gram, wanted)
 
     change = change / scaled.length[0]
     vector = jax.lax.custom_linear_solve(gram, change, solve, symmetric=True) / scaled.length[0]
@@ -137,17 +137,20 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Solution, So
     return found, Solution(vector, jnp.zeros_like(found.residual), *zeros)
 
 
-def _symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array) -> jax.Array:
-    """The shortest solution of a consistent positive semi-definite system by conjugate gradients."""
-    tolerance = float(jnp.finfo(wanted.dtype).eps) * 64
+def symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array, accuracy: Any = None) -> jax.Array:
+    """About the shortest solution of a positive semi-definite system, by conjugate gradients.
+
+    Until the residual's length is ``accuracy`` of what it was (left out: some rounding errors of it), or no longer falls.
+    """
+    accuracy = float(jnp.finfo(wanted.dtype).eps) * 64 if accuracy is None else accuracy
     first = wanted @ wanted
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
-        *_, gamma, _, since, count = state
-        return (gamma > first * tolerance**2) & (since < _PATIENCE) & (count < MAX_STEPS)
+        *_, gamma, curvature, _, since, count = state
+        return (gamma > first * accuracy**2) & (curvature > 0) & (since < _PATIENCE) & (count < MAX_STEPS)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, residual, direction, gamma, lowest, since, count = state
+        x, residual, direction, gamma, _, lowest, since, count = state
         image = gram(direction)
         curvature = direction @ image
         alpha = jnp.where(curvature > 0, gamma / jnp.where(curvature > 0, curvature, 1.0), 0.0)
@@ -155,10 +158,10 @@ def _symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Arra
         new = residual @ residual
         direction = residual + new / gamma * direction
         since = jnp.where(new < 0.9 * lowest, 0, since + 1)
-        return x, residual, direction, new, jnp.minimum(lowest, new), since, count + 1
+        return x, residual, direction, new, curvature, jnp.minimum(lowest, new), since, count + 1
 
-    zero = jnp.zeros((), jnp.int32)
-    return jax.lax.while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, first, zero, zero))[0]
+    one, zero = jnp.ones((), wanted.dtype), jnp.zeros((), jnp.int32)
+    return jax.lax.while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, one, first, zero, zero))[0]
 
 
 @final

@@ -178,9 +178,9 @@ def _eigenvalue(grid: tuple[int, ...], kept: tuple[Axes, ...], weights: jax.Arra
 
 
 def _projections(grid: tuple[int, ...], rows: jax.Array) -> list[jax.Array]:
-    """P_T of each row's table for each T, [k, cells that it varies over and one of the others, as weighty as all], in order.
+    """P_T of each row's table for each T, in the order of :func:`_subsets`; [k, product of the sizes of the axes outside T].
 
-    Along the axes of T the mean times the square root of their size, so that lengths are those of the spread-out tables.
+    Along the axes of T once the mean times the square root of their size, so that lengths are those of the spread-out tables.
     """
     parts = [rows.reshape(-1, *grid)]
     for axis, size in enumerate(grid, start=1):

@@ -19,16 +19,16 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
+from dpinfer.inference.estimate import over_cells
+from dpinfer.inference.iterative_estimate import symmetric_solution
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Dense, Queries
 from dpinfer.queries.base import Array
-from dpinfer.queries.dense import as_queries
 from dpinfer.release import Release, as_measurement
 
 _MAX_ROUNDS = 500
 _MAX_MULTIPLIER_ROUNDS = 40
 _MAX_HALVINGS = 30
-_MAX_INNER_STEPS = 1000
 # Rounds without a smaller residual (which goes up and down on the way), after which rounding is all that is left.
 _PATIENCE = 100
 
@@ -55,9 +55,7 @@ class NonnegativeEstimate:
 
     def answer(self, workload: Any) -> PointAnswers:
         """Sums of the cells; without standard deviations, since the bounds make the errors' law depend on the cells."""
-        queries = as_queries("workload", workload)
-        if queries.shape[1] != self.cells.shape[0]:
-            raise ValueError(f"workload must be over the estimate's {self.cells.shape[0]} cells, got {queries.shape[1]}.")
+        queries = over_cells(workload, self.cells.shape[0])
         return PointAnswers(jnp.asarray(queries @ self.cells), "nonnegative_least_squares")
 
 
@@ -180,7 +178,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         return free * problem.gram(free * z) + jnp.where(x > 0, 0.0, z)
 
     def solve(wanted: jax.Array) -> jax.Array:
-        return jax.lax.custom_linear_solve(gram, wanted, lambda _, b: _conjugate_gradients(gram, b, 1e-13), symmetric=True)
+        return jax.lax.custom_linear_solve(gram, wanted, lambda _, b: symmetric_solution(gram, b), symmetric=True)
 
     _, moved = jax.jvp(lambda p: p.gradient(x), (problem,), (change,))
     _, missed = jax.jvp(lambda p: p.rows @ x - p.known, (problem,), (change,))
@@ -312,7 +310,7 @@ def _bounded(
         wanted = jnp.where(free, -gradient, 0.0)
         # As accurate as the bounds are settled: a rough solution while they still change.
         accuracy = jnp.clip(violation(z, gradient) / unit, 1e-10, 0.1)
-        direction = _conjugate_gradients(among_free, wanted, accuracy)
+        direction = symmetric_solution(among_free, wanted, accuracy)
         z, gradient = line_search(z, gradient, direction, jnp.ones((), z.dtype))
         gradient = gram(z) - linear
         residual = violation(z, gradient)
@@ -321,27 +319,5 @@ def _bounded(
 
     first = violation(start, gram(start) - linear)
     zero = jnp.zeros((), jnp.int32)
-
     z, residual, _, _, rounds = jax.lax.while_loop(goes_on, step, (start, first, first, zero, zero))
     return z, residual, rounds
-
-
-def _conjugate_gradients(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array, accuracy: Any) -> jax.Array:
-    """About the solution of a positive semi-definite system: the residual's length down to ``accuracy`` of what it was."""
-    first = wanted @ wanted
-
-    def goes_on(state: tuple[Any, ...]) -> jax.Array:
-        *_, gamma, curvature, count = state
-        return (gamma > first * accuracy**2) & (curvature > 0) & (count < _MAX_INNER_STEPS)
-
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, residual, direction, gamma, _, count = state
-        image = gram(direction)
-        curvature = direction @ image
-        alpha = jnp.where(curvature > 0, gamma / jnp.where(curvature > 0, curvature, 1.0), 0.0)
-        x, residual = x + alpha * direction, residual - alpha * image
-        new = residual @ residual
-        return x, residual, residual + new / gamma * direction, new, curvature, count + 1
-
-    one = jnp.ones((), wanted.dtype)
-    return jax.lax.while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, one, jnp.zeros((), jnp.int32)))[0]

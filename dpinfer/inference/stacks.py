@@ -54,7 +54,7 @@ def stack_tree(queries: Queries) -> StackTree | None:
         above[level.labels] = chain[-1]
         if not np.array_equal(above[level.labels], chain[-1]):
             return None  # a part lies in two parts of a coarser partition
-        if level.rows.size == size and len(chain) > 0 and np.unique(above).size == size:
+        if level.rows.size == size:
             places.append((len(chain) - 1, above, level.rows))  # the same partition, numbered in another way
         else:
             chain.append(level.labels)
@@ -73,7 +73,7 @@ def stack_tree(queries: Queries) -> StackTree | None:
         parent[below] = above + starts[depth]
         parents.append(parent)
     for depth, place, rows in places:
-        nodes_of_rows[rows] = starts[depth] + (renumber[place] if depth == last and n > 1 else place)
+        nodes_of_rows[rows] = starts[depth] + (renumber[place] if depth == last else place)
     tree = ParentTree(np.concatenate(parents))
     return StackTree(tree, np.where(nodes_of_rows < 0, tree.num_nodes, nodes_of_rows))
 

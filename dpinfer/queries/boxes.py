@@ -33,12 +33,7 @@ class Boxes(Queries):
     stops: np.ndarray = static(converter=host_array)
 
     def __post_init__(self) -> None:
-        try:
-            grid = tuple(_checks.integer("shape", size, least=1) for size in self.grid)
-        except TypeError:
-            raise ValueError(f"shape must list the cells along each axis, got {self.grid!r}.") from None
-        if not grid:
-            raise ValueError("shape must have at least one axis.")
+        grid = _checks.grid("shape", self.grid)
         corners = []
         for name in ("starts", "stops"):
             array = getattr(self, name)

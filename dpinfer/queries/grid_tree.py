@@ -22,12 +22,7 @@ class GridTree(Tree):
     root: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        try:
-            sides = tuple(_checks.integer("shape", size, least=1) for size in self.sides)
-        except TypeError:
-            raise ValueError(f"shape must list the cells along each axis, got {self.sides!r}.") from None
-        if not sides:
-            raise ValueError("shape must have at least one axis.")
+        sides = _checks.grid("shape", self.sides)
         object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "branching", _checks.integer("branching", self.branching, least=2))
         if not isinstance(self.root, (bool, np.bool_)):
