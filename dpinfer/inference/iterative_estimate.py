@@ -189,8 +189,10 @@ class IterativeEstimate(LinearEstimate):
     measurement: Measurement | None = None
 
     def _answer(self, workload: Queries) -> Answers:
-        found = [_combinations(self, jnp.asarray(rows, self.solution.dtype)) for rows in self._blocks(workload)]
-        stddev = jnp.concatenate([*(root(jnp.square(u).sum(axis=1)) + penalty for u, penalty in found), jnp.zeros((0,))])
+        weights = jnp.asarray(self.weights)
+        blocks = (jnp.asarray(rows, self.solution.dtype) for rows in self._blocks(workload))
+        found = [_variances(self.queries, weights, rows) for rows in blocks]
+        stddev = jnp.concatenate([*(root(variance) + penalty for variance, penalty in found), jnp.zeros((0,))])
         lost = int(np.isnan(np.asarray(stddev)).sum()) if _checks.is_concrete(stddev) else 0
         if lost:
             raise ValueError(
@@ -201,7 +203,9 @@ class IterativeEstimate(LinearEstimate):
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        found = [_combinations(self, jnp.asarray(rows, self.solution.dtype))[0] for rows in self._blocks(workload)]
+        weights = jnp.asarray(self.weights)
+        blocks = (jnp.asarray(rows, self.solution.dtype) for rows in self._blocks(workload))
+        found = [_combinations(self.queries, weights, rows)[0] for rows in blocks]
         combinations = jnp.concatenate([*found, jnp.zeros((0, self.queries.shape[0]), self.solution.dtype)])
         return jnp.square(self.least) * combinations @ combinations.T
 
@@ -210,12 +214,12 @@ class IterativeEstimate(LinearEstimate):
 
 
 @jax.jit
-def _combinations(estimate: IterativeEstimate, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _combinations(queries: Queries, weights: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """For each row of cell weights the shortest combination u of measurements of variance 1 that adds up to it, [k, m].
 
     And 0 for each; infinity where there is none, nan where none was found and none excluded.
     """
-    scaled = _scaled(estimate.queries, jnp.asarray(estimate.weights))
+    scaled = _scaled(queries, weights)
     wanted = rows / scaled.length
     eps = float(jnp.finfo(rows.dtype).eps)
     found = conjugate_gradients(scaled.adjoint, scaled.forward, wanted, tolerance=64 * eps)
@@ -225,6 +229,31 @@ def _combinations(estimate: IterativeEstimate, rows: jax.Array) -> tuple[jax.Arr
     is_sure = found.gradient <= eps**0.6
     is_reached = rest <= eps**0.5 * size
     return found.vector, jnp.where(is_reached, 0.0, jnp.where(is_sure, jnp.inf, jnp.nan))
+
+
+@jax.custom_jvp
+def _variances(queries: Queries, weights: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The variance of each row of cell weights in units of the least, and what :func:`_combinations` adds, [k] each."""
+    combination, penalty = _combinations(queries, weights, rows)
+    return jnp.square(combination).sum(axis=1), penalty
+
+
+@_variances.defjvp
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The variance is the largest 2 w'x - |diag(weights) A x|^2 over x, so that x may be held where it is the largest."""
+    queries, weights, rows = primals
+    combination, penalty = _combinations(*primals)
+    scaled = _scaled(queries, weights)
+    tolerance = 64 * float(jnp.finfo(rows.dtype).eps)
+    x = conjugate_gradients(scaled.forward, scaled.adjoint, combination, tolerance=tolerance).vector / scaled.length
+    x = jnp.where((penalty == 0)[:, None], x, 0.0)
+
+    def held(queries: Queries, weights: jax.Array, rows: jax.Array) -> jax.Array:
+        answers = jnp.asarray(queries._forward(x)) * weights[None, :]
+        return 2 * (rows * x).sum(axis=1) - jnp.square(answers).sum(axis=1)
+
+    _, change = jax.jvp(held, primals, tangents)
+    return (jnp.square(combination).sum(axis=1), penalty), (change, jnp.zeros_like(penalty))
 
 
 @jax.jit

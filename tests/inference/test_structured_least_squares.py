@@ -182,6 +182,26 @@ def test_transforms(name):
     np.testing.assert_allclose(batch, [value, loss(2 * part, base)], rtol=1e-8)
 
 
+def test_standard_deviations_have_the_same_derivative_by_conjugate_gradients():
+    rng = np.random.default_rng(6)
+    ranges, workload = Ranges(5, [0, 1, 2], [3, 5, 4]), VStack([Identity(5), Total(5)])
+
+    def loss(matrix, spread, solve):
+        strategy = VStack([Prefix(5), Weighted(ranges, jnp.asarray([1.0, 2.0, 3.0])), Dense(matrix)])
+        return (solve(strategy, jnp.zeros(strategy.shape[0]), spread).expected_stddev(workload) ** 3).sum()
+
+    def dense(strategy, values, spread):
+        return least_squares(dp.Measurement(strategy, values, "gaussian", spread))
+
+    matrix, spread = jnp.asarray(rng.normal(size=(2, 5))), jnp.asarray(rng.uniform(1, 3, 10))
+    for got, expected in zip(
+        jax.jit(jax.grad(lambda m, s: loss(m, s, solve_iteratively), (0, 1)))(matrix, spread),
+        jax.grad(lambda m, s: loss(m, s, dense), (0, 1))(matrix, spread),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-7)
+
+
 def test_steps_do_not_depend_on_the_units():
     rng = np.random.default_rng(0)
     strategy = VStack([Identity(200), Ranges(200, np.arange(0, 190), np.arange(10, 200))])
