@@ -4,7 +4,16 @@ from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.least_squares import least_squares
+from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
 
-__all__ = ["Answers", "LinearEstimate", "bootstrap", "least_squares", "nonnegative_least_squares", "round_preserving_total"]
+__all__ = [
+    "Answers",
+    "LinearEstimate",
+    "bootstrap",
+    "least_squares",
+    "maximum_entropy",
+    "nonnegative_least_squares",
+    "round_preserving_total",
+]

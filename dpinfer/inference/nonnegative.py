@@ -43,6 +43,8 @@ class NonnegativeEstimate:
         kkt_residual: how far the optimality conditions are missed: the largest |min(x, gradient)| in units of the columns'
             lengths, over the largest entry of the gradient at 0.
         constraint_residual: [k], by how much each exact count is missed.
+        bound_multipliers: [n], how fast the weighted squares would fall if a cell could be negative, in the units of
+            ``kkt_residual``; a cell where this is positive is zero in every best fit. Infinite where a sum known to be 0 says so.
         num_steps: rounds of gradient projection and conjugate gradients.
         converged: whether both residuals are at most 1e-8 of their units (1e-3 in 32 bit).
     """
@@ -50,6 +52,7 @@ class NonnegativeEstimate:
     cells: Array
     kkt_residual: Array
     constraint_residual: Array
+    bound_multipliers: Array
     num_steps: Array
     converged: Array
 
@@ -78,22 +81,12 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
         ValueError: if the exact counts contradict each other or the signs, or if it does not converge; inside jit see
             ``converged``.
     """
-    measurement = as_measurement(measurement)
-    _checks.exact_in_float("values", measurement.values)
-    values = jnp.asarray(measurement.values)
-    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    stddev = jnp.broadcast_to(jnp.asarray(measurement.stddev).astype(values.dtype), values.shape)
-    queries = measurement.queries
-    known = measurement.known_stddev
-    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, values.shape) == 0)
-    empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
-    rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
-    is_exact = np.isin(np.arange(values.shape[0]), exact)
-    stddev = jnp.where(is_exact, jnp.inf, stddev)
-    estimate = _solve(queries, values, stddev, jnp.asarray(rows, values.dtype), values[exact])
+    problem, exact = pose(as_measurement(measurement))
+    estimate = _solve(problem)
     if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
-        if exact.size and (row := _impossible(rows, np.asarray(values[exact]))) is not None:
-            says, amount = float(values[exact[row]]), float(estimate.constraint_residual[row])
+        rows, known = np.asarray(problem.rows), np.asarray(problem.known)
+        if exact.size and (row := _impossible(rows, known)) is not None:
+            says, amount = float(known[row]), float(estimate.constraint_residual[row])
             raise ValueError(
                 f"No non-negative cells keep all exact counts: row {exact[row]}, which says {says:g}, is missed by {amount:+g}. "
                 "Correct it, or give it a positive scale."
@@ -109,27 +102,10 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
 def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
     """The exact count that non-negative cells miss most when they are fitted to nothing else; None if they keep all."""
     weights = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
-    values, none = jnp.asarray(known, float), jnp.zeros((0,))
-    alone = _solve(Dense(rows), values, 1 / jnp.asarray(weights), jnp.zeros((0, rows.shape[1])), none)
+    values, none = jnp.asarray(known, float), np.zeros((0, rows.shape[1]))
+    alone = _solve(_problem(Dense(rows), values, 1 / jnp.asarray(weights), jnp.asarray(none, values.dtype), values[:0]))
     missed = np.abs(rows @ np.asarray(alone.cells) - known) * weights
     return int(missed.argmax()) if missed.max() > 1e-6 * np.abs(known * weights).max(initial=1e-300) else None
-
-
-@jax.jit
-def _solve(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, known: jax.Array) -> NonnegativeEstimate:
-    measured = jnp.isfinite(stddev)
-    least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
-    least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
-    weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
-    # Cells in a sum of what is not negative that is known to be 0.
-    is_zero_sum = ((rows >= 0).all(axis=1) | (rows <= 0).all(axis=1)) & (known == 0)
-    allowed = ~((rows != 0) & is_zero_sum[:, None]).any(axis=0)
-    problem = Problem(queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
-    x, kkt, missed, steps = _optimum(problem)
-    good = 1e-8 if values.dtype == jnp.float64 else 1e-3
-    size = jnp.abs(rows) @ (jnp.abs(x) + jnp.abs(x).max()) + jnp.abs(known)
-    converged = (kkt <= good) & jnp.all(jnp.abs(missed) <= good * jnp.max(size, initial=jnp.finfo(x.dtype).tiny))
-    return NonnegativeEstimate(x, kkt, missed, steps, converged)
 
 
 @pytree
@@ -159,18 +135,58 @@ class Problem:
         return jax.lax.stop_gradient(jnp.sqrt(jnp.where(squares > 0, squares, 1.0)))
 
 
+def pose(measurement: Measurement) -> tuple[Problem, np.ndarray]:
+    """The problem that non-negative cells solve, and which rows of the measurement its ``rows`` are."""
+    _checks.exact_in_float("values", measurement.values)
+    values = jnp.asarray(measurement.values)
+    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+    stddev = jnp.broadcast_to(jnp.asarray(measurement.stddev).astype(values.dtype), values.shape)
+    queries, known = measurement.queries, measurement.known_stddev
+    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, values.shape) == 0)
+    empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
+    rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
+    stddev = jnp.where(np.isin(np.arange(values.shape[0]), exact), jnp.inf, stddev)
+    return _problem(queries, values, stddev, jnp.asarray(rows, values.dtype), values[exact]), exact
+
+
+@jax.jit
+def _problem(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, known: jax.Array) -> Problem:
+    measured = jnp.isfinite(stddev)
+    least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
+    least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
+    weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
+    # Cells in a sum of what is not negative that is known to be 0.
+    is_zero_sum = ((rows >= 0).all(axis=1) | (rows <= 0).all(axis=1)) & (known == 0)
+    allowed = ~((rows != 0) & is_zero_sum[:, None]).any(axis=0)
+    return Problem(queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
+
+
+@jax.jit
+def _solve(problem: Problem) -> NonnegativeEstimate:
+    x, kkt, missed, bounds, steps = _optimum(problem)
+    good = 1e-8 if problem.values.dtype == jnp.float64 else 1e-3
+    size = jnp.abs(problem.rows) @ (jnp.abs(x) + jnp.abs(x).max()) + jnp.abs(problem.known)
+    converged = (kkt <= good) & jnp.all(jnp.abs(missed) <= good * jnp.max(size, initial=jnp.finfo(x.dtype).tiny))
+    return NonnegativeEstimate(x, kkt, missed, bounds, steps, converged)
+
+
 @jax.custom_jvp
-def _optimum(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The cells, the residual of the optimality conditions, that of each exact count, and the rounds it took."""
+def _optimum(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The cells, the residual of the optimality conditions, of each exact count, the multipliers of the bounds, the rounds."""
     leaves, structure = jax.tree.flatten(problem)
     return jax.custom_batching.sequential_vmap(lambda *leaves: _search(jax.tree.unflatten(structure, leaves)))(*leaves)
 
 
 @_optimum.defjvp
 def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The derivative of A' W^2 (A x - y) = C' nu on the cells that are not zero, and of C x = d."""
     (problem,), (change,) = primals, tangents
-    found = x, _, _, steps = _optimum(problem)
+    found = x, _, _, _, steps = _optimum(problem)
+    zeros = (*(jnp.zeros_like(part) for part in found[1:4]), np.zeros(steps.shape, jax.dtypes.float0))
+    return found, (change_of_optimum(problem, x, change), *zeros)
+
+
+def change_of_optimum(problem: Problem, x: jax.Array, change: Any) -> jax.Array:
+    """The derivative of A' W^2 (A x - y) = C' nu on the cells that are not zero, and of C x = d."""
     length = problem.length
     free = jnp.where(x > 0, 1.0, 0.0) / length
 
@@ -186,9 +202,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     rows = problem.rows * free[None, :]
     spread = jax.vmap(solve)(rows)
     multipliers = jnp.linalg.pinv(rows @ spread.T, rtol=1e-10, hermitian=True) @ (missed + rows @ plain)
-    dx = free * (plain - spread.T @ multipliers)
-    zeros = jnp.zeros_like(found[1]), jnp.zeros_like(found[2]), np.zeros(steps.shape, jax.dtypes.float0)
-    return found, (dx, *zeros)
+    return free * (plain - spread.T @ multipliers)
 
 
 class _State(NamedTuple):
@@ -200,7 +214,7 @@ class _State(NamedTuple):
     rounds: jax.Array
 
 
-def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     length, dtype = problem.length, problem.values.dtype
     good = 1e-12 if dtype == jnp.float64 else 1e-5
     # In units of the columns' lengths: z = length x, and every row of the constraints of length 1.
@@ -217,9 +231,12 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         allowed = jnp.asarray(problem.allowed)
         return allowed * problem.gram(allowed * z / length) / length + (1 - allowed) * z
 
+    def bounds(z: jax.Array, pull: jax.Array) -> jax.Array:
+        return jnp.where(problem.allowed == 1, jnp.where(z > 0, 0.0, (gram(z) - pull) / unit), jnp.inf)
+
     if not constraints.shape[0]:
         z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), unit, good)
-        return z / length, kkt / unit, jnp.zeros((0,), dtype), rounds
+        return z / length, kkt / unit, jnp.zeros((0,), dtype), bounds(z, linear), rounds
 
     def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
         state, turn = carry
@@ -246,7 +263,8 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
     penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
     first = _State(start, jnp.zeros_like(known), infinite, missed, penalty, jnp.zeros((), jnp.int32))
     state, _ = jax.lax.while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
-    return state.x / length, state.kkt / unit, state.missed * size, state.rounds
+    pull = linear - constraints.T @ state.multipliers
+    return state.x / length, state.kkt / unit, state.missed * size, bounds(state.x, pull), state.rounds
 
 
 def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype: Any) -> jax.Array:
