@@ -18,6 +18,7 @@ from dpinfer import (
     workloads,
 )
 from dpinfer.axes import Axis
+from dpinfer.batching import map_problems, stream_problems
 from dpinfer.domain import Domain, count
 from dpinfer.inference import Answers, LinearEstimate, least_squares
 from dpinfer.measurement import Measurement
@@ -46,11 +47,13 @@ __all__ = [
     "inference",
     "interop",
     "least_squares",
+    "map_problems",
     "measure",
     "mechanisms",
     "noise",
     "queries",
     "simulate",
+    "stream_problems",
     "testing",
     "workloads",
 ]

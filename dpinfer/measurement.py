@@ -9,6 +9,7 @@ import numpy as np
 
 from dpinfer import _checks, noise
 from dpinfer._pytree import any_array, leaf, pytree, static
+from dpinfer.noise import NAMES
 from dpinfer.queries import Queries, VStack
 from dpinfer.queries.base import Array, as_array
 from dpinfer.queries.dense import as_queries
@@ -55,6 +56,38 @@ class Measurement:
     def known_stddev(self) -> np.ndarray | None:
         """:attr:`stddev` on the host, also inside jit where it is a constant there; None if it is traced."""
         return np.asarray(noise.stddev(self.noise, np.asarray(self.scale))) if _checks.is_concrete(self.scale) else None
+
+    @staticmethod
+    def batch(queries: Queries, values: Any, noise: str, scale: Any) -> "Measurement":
+        """Many measurements of the same queries as one pytree, for ``map_problems`` and ``jax.vmap``.
+
+        Args:
+            queries: those of every measurement.
+            values: [num_problems, m].
+            noise: the law of all.
+            scale: one number for all, [num_problems], or [num_problems, m].
+
+        Returns:
+            A Measurement whose values and scales have the problems along their first axis; estimators take one problem, so that
+            it is for ``map_problems(estimator, batch)`` only.
+        """
+        many, spread = any_array(values), any_array(scale)
+        if many.ndim != 2 or many.shape[1] != queries.shape[0]:
+            raise ValueError(f"values must have shape [number of problems, {queries.shape[0]}], got {list(many.shape)}.")
+        if spread.shape not in ((), many.shape[:1], many.shape):
+            raise ValueError(
+                f"scale must be a number or have shape {list(many.shape[:1])} or {list(many.shape)}, got {list(spread.shape)}."
+            )
+        # The same checks as for one, of rows that are one after the other.
+        _checks.choice("noise", noise, NAMES)
+        many = as_array("values", many)
+        _checks.finite("values", many)
+        if spread.ndim == 0:
+            spread = (np if isinstance(spread, np.ndarray) else jnp).broadcast_to(spread, many.shape[:1])
+        spread = check_spread("scale", spread.reshape(-1), spread.size).reshape(spread.shape)
+        one = Measurement(queries, np.zeros(queries.shape[0]), noise, 1.0)
+        structure = jax.tree.structure(one, is_leaf=lambda x: isinstance(x, Queries))
+        return jax.tree.unflatten(structure, [queries, many, spread])
 
     @staticmethod
     def concat(measurements: Sequence["Measurement"]) -> "Measurement":

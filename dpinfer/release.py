@@ -256,6 +256,11 @@ def as_measurement(release: Any) -> Measurement:
     if isinstance(release, Release):
         return release.measurement
     if isinstance(release, Measurement):
+        if release.values.ndim != 1:
+            raise ValueError(
+                f"measurement must be one problem, got a batch with values of shape {list(release.values.shape)}: use "
+                "map_problems(function, batch), with the estimator called in the function."
+            )
         return release
     raise ValueError(f"measurement must be a Release or a Measurement, got {type(release).__name__}.")
 

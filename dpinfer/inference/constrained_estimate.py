@@ -19,7 +19,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -60,9 +60,9 @@ class ConstrainedEstimate(LinearEstimate):
         # What the exact counts add up to has no error; the difference above would leave one of rounding.
         blocks = [
             unmet(rows - (rows @ self.basis.T) @ self.basis, rows)
-            for rows in (jnp.asarray(rows, self.cells.dtype) for rows in row_blocks(workload, self._num_cells))
+            for rows in row_blocks(workload, self._num_cells, self.cells.dtype)
         ]
-        is_open = jnp.concatenate([*blocks, jnp.zeros((0,), bool)])
+        is_open = joined(blocks, bool)
         stddev = jnp.where(is_open, root(variance), 0.0)
         return Answers(jnp.asarray(workload @ self.cells), stddev)
 

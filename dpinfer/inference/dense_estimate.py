@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks, to_device, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -32,20 +32,22 @@ class DenseEstimate(LinearEstimate):
     measurement: Measurement | None = None
 
     def _answer(self, workload: Queries) -> Answers:
-        blocks = [self.stddev_of_rows(rows) for rows in row_blocks(workload, self._num_cells)]
-        return Answers(jnp.asarray(workload @ self.cells), jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)]))
-
-    def stddev_of_rows(self, rows: Array) -> jax.Array:
-        """The standard deviation of each row of weights, [k, n]; infinite where it is not determined."""
-        rows = jnp.asarray(rows, self.cells.dtype)
-        scaled = rows / self.length[None, :]
-        rest = (scaled - scaled @ self.row_space) * self.length[None, :]
-        return jnp.where(unmet(rest, rows), jnp.inf, root(jnp.square(rows @ self.half).sum(axis=1)))
+        dtype = self.cells.dtype
+        blocks = [stddev_of_rows(self, rows) for rows in row_blocks(workload, self._num_cells, dtype)]
+        return Answers(jnp.asarray(workload @ self.cells), joined(blocks, dtype))
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        spread = jnp.asarray(workload.dense(), self.cells.dtype) @ self.half
+        spread = to_device(workload.dense(), self.cells.dtype) @ self.half
         return spread @ spread.T
+
+
+@jax.jit
+def stddev_of_rows(estimate: DenseEstimate, rows: jax.Array) -> jax.Array:
+    """The standard deviation of each row of weights, [k, n]; infinite where it is not determined."""
+    scaled = rows / estimate.length[None, :]
+    rest = (scaled - scaled @ estimate.row_space) * estimate.length[None, :]
+    return jnp.where(unmet(rest, rows), jnp.inf, root(jnp.square(rows @ estimate.half).sum(axis=1)))
 
 
 @jax.jit

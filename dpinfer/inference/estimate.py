@@ -1,7 +1,7 @@
 """What a linear unbiased estimate offers: cells, answers with exact standard deviations, covariances."""
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -106,8 +106,26 @@ def unmet(rest: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.abs(rest).max(axis=1) > jnp.finfo(rows.dtype).eps ** 0.625 * jnp.abs(rows).max(axis=1)
 
 
-def row_blocks(queries: Queries, width: int) -> Iterator[Array]:
+def row_blocks(queries: Queries, width: int, dtype: Any) -> Iterator[jax.Array]:
     """The matrix of ``queries`` in blocks of rows, few enough for ``width`` numbers a row to fit the working memory."""
     size = max(1, _MAX_ENTRIES // width)
     for start in range(0, queries.shape[0], size):
-        yield queries.rows(start, min(start + size, queries.shape[0]))
+        rows = queries.rows(start, min(start + size, queries.shape[0]))
+        yield to_device(rows, dtype)
+
+
+def to_device(array: Any, dtype: Any) -> jax.Array:
+    """``array`` as a JAX array of a dtype, converted on the host if it is there, where it needs no compiled program."""
+    if isinstance(array, jax.Array):
+        return array if array.dtype == dtype else array.astype(dtype)
+    return jnp.asarray(np.asarray(array, dtype))
+
+
+def as_floats(array: Any) -> jax.Array:
+    """``array`` as a JAX array of its own floating dtype; integers in JAX's default one."""
+    return to_device(array, array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.zeros(()).dtype)
+
+
+def joined(blocks: Sequence[jax.Array], dtype: Any) -> jax.Array:
+    """Blocks of answers one after the other."""
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate([*blocks, jnp.zeros((0,), dtype)])

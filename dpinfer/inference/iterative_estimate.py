@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._loops import while_loop
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -73,7 +74,7 @@ def conjugate_gradients(
 
     zero = jnp.zeros_like(start)
     counts = jnp.zeros(first.shape, jnp.int32)
-    x, residual, _, gamma, _, _, steps = jax.lax.while_loop(
+    x, residual, _, gamma, _, _, steps = while_loop(
         goes_on, step, (zero, wanted, start, first, first, counts, jnp.zeros((), jnp.int32))
     )
     return Solution(x, residual, steps, jnp.sqrt(gamma / jnp.where(live, first, 1.0)))
@@ -161,7 +162,7 @@ def symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array
         return x, residual, direction, new, curvature, jnp.minimum(lowest, new), since, count + 1
 
     one, zero = jnp.ones((), wanted.dtype), jnp.zeros((), jnp.int32)
-    return jax.lax.while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, one, first, zero, zero))[0]
+    return while_loop(goes_on, step, (jnp.zeros_like(wanted), wanted, wanted, first, one, first, zero, zero))[0]
 
 
 @final
@@ -189,10 +190,9 @@ class IterativeEstimate(LinearEstimate):
     measurement: Measurement | None = None
 
     def _answer(self, workload: Queries) -> Answers:
-        weights = jnp.asarray(self.weights)
-        blocks = (jnp.asarray(rows, self.solution.dtype) for rows in self._blocks(workload))
-        found = [_variances(self.queries, weights, rows) for rows in blocks]
-        stddev = jnp.concatenate([*(root(variance) + penalty for variance, penalty in found), jnp.zeros((0,))])
+        weights, dtype = jnp.asarray(self.weights), self.solution.dtype
+        blocks = row_blocks(workload, max(self.queries.shape), dtype)
+        stddev = joined([_stddev_of_rows(self.queries, weights, rows) for rows in blocks], dtype)
         lost = int(np.isnan(np.asarray(stddev)).sum()) if _checks.is_concrete(stddev) else 0
         if lost:
             raise ValueError(
@@ -204,13 +204,10 @@ class IterativeEstimate(LinearEstimate):
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
         weights = jnp.asarray(self.weights)
-        blocks = (jnp.asarray(rows, self.solution.dtype) for rows in self._blocks(workload))
+        blocks = row_blocks(workload, max(self.queries.shape), self.solution.dtype)
         found = [_combinations(self.queries, weights, rows)[0] for rows in blocks]
         combinations = jnp.concatenate([*found, jnp.zeros((0, self.queries.shape[0]), self.solution.dtype)])
         return jnp.square(self.least) * combinations @ combinations.T
-
-    def _blocks(self, workload: Queries) -> Any:
-        return row_blocks(workload, max(self.queries.shape))
 
 
 @jax.jit
@@ -229,6 +226,13 @@ def _combinations(queries: Queries, weights: jax.Array, rows: jax.Array) -> tupl
     is_sure = found.gradient <= eps**0.6
     is_reached = rest <= eps**0.5 * size
     return found.vector, jnp.where(is_reached, 0.0, jnp.where(is_sure, jnp.inf, jnp.nan))
+
+
+@jax.jit
+def _stddev_of_rows(queries: Queries, weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """In units of the least of the measurement; infinite where not determined, nan where neither is certain."""
+    variance, penalty = _variances(queries, weights, rows)
+    return root(variance) + penalty
 
 
 @jax.custom_jvp

@@ -12,8 +12,8 @@ import numpy as np
 
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.dense_estimate import DenseEstimate, solve_dense
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
+from dpinfer.inference.dense_estimate import DenseEstimate, solve_dense, stddev_of_rows
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks, to_device, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
@@ -48,21 +48,16 @@ class KroneckerEstimate(LinearEstimate):
         if isinstance(workload, Boxes) and workload.grid == self._grid:
             ends = zip(workload.starts.T, workload.stops.T, self._grid, strict=True)
             inside = [((a[:, None] <= np.arange(n)) & (np.arange(n) < b[:, None])).astype(float) for a, b, n in ends]
-            return reduce(_times, (f.stddev_of_rows(rows) for f, rows in zip(self.factors, inside, strict=True)))
+            return _over_boxes(self.factors, [to_device(rows, self.cells.dtype) for rows in inside])
         parts = _factors_of(workload, self._grid)
         if parts is not None:
-            own = (f.stddev_of_rows(np.asarray(part.dense())) for f, part in zip(self.factors, parts, strict=True))
-            return reduce(lambda a, b: _times(a[:, None], b[None, :]).reshape(-1), own)
-        blocks = [
-            _stddev_of_rows(self.factors, jnp.asarray(rows, self.cells.dtype)) for rows in row_blocks(workload, self._num_cells)
-        ]
-        return jnp.concatenate([*blocks, jnp.zeros((0,), self.cells.dtype)])
+            return _over_products(self.factors, [to_device(part.dense(), self.cells.dtype) for part in parts])
+        dtype = self.cells.dtype
+        return joined([_stddev_of_rows(self.factors, rows) for rows in row_blocks(workload, self._num_cells, dtype)], dtype)
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        rows = jnp.asarray(workload.dense(), self.cells.dtype)
-        spread = _along_axes([f.half for f in self.factors], rows)
-        return jnp.square(self.stddev) * spread @ spread.T
+        return _covariance(self.factors, jnp.asarray(self.stddev), to_device(workload.dense(), self.cells.dtype))
 
 
 def solve_kronecker(queries: Kronecker, values: jax.Array, stddev: jax.Array) -> KroneckerEstimate:
@@ -96,6 +91,19 @@ def _factors_of(workload: Queries, grid: tuple[int, ...]) -> list[Queries] | Non
             return None
 
 
+@jax.jit
+def _over_boxes(factors: tuple[DenseEstimate, ...], rows: list[jax.Array]) -> jax.Array:
+    """Standard deviations of rows that have their own factor, [k, cells of the axis], along every axis."""
+    return reduce(_times, (stddev_of_rows(factor, own) for factor, own in zip(factors, rows, strict=True)))
+
+
+@jax.jit
+def _over_products(factors: tuple[DenseEstimate, ...], rows: list[jax.Array]) -> jax.Array:
+    """Standard deviations of every combination of one row an axis."""
+    own = (stddev_of_rows(factor, rows) for factor, rows in zip(factors, rows, strict=True))
+    return reduce(lambda a, b: _times(a[:, None], b[None, :]).reshape(-1), own)
+
+
 def _times(first: jax.Array, second: jax.Array) -> jax.Array:
     """The product of standard deviations, where 0 (of a row of zeros) beats infinity (of one that is not determined)."""
     is_zero = (first == 0) | (second == 0)
@@ -108,6 +116,12 @@ def _along_axes(matrices: list[Any], rows: jax.Array) -> jax.Array:
     for axis, matrix in enumerate(matrices, start=1):
         table = jnp.moveaxis(jnp.tensordot(table, jnp.asarray(matrix), axes=([axis], [0])), -1, axis)
     return table.reshape(rows.shape[0], -1)
+
+
+@jax.jit
+def _covariance(factors: tuple[DenseEstimate, ...], stddev: jax.Array, rows: jax.Array) -> jax.Array:
+    spread = _along_axes([f.half for f in factors], rows)
+    return jnp.square(stddev) * spread @ spread.T
 
 
 @jax.jit

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpinfer._loops import fori_loop
 from dpinfer.inference.condense import condensed, tail_quantile
 
 _NODES_AT_ONCE = 256
@@ -131,4 +132,4 @@ def _invert(phi: jax.Array, step: jax.Array, reach: jax.Array, level: float) -> 
         probability = step / jnp.pi * (x + 2 * (weights * jnp.sin(t * x[:, None])).sum(-1))
         return jnp.where(probability < level, x, low), jnp.where(probability < level, high, x)
 
-    return jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.zeros_like(reach), reach))[1]
+    return fori_loop(0, _BISECTIONS, halve, (jnp.zeros_like(reach), reach))[1]

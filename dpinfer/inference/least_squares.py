@@ -10,7 +10,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer.inference.constrained_estimate import solve_constrained
 from dpinfer.inference.dense_estimate import solve_dense
-from dpinfer.inference.estimate import LinearEstimate
+from dpinfer.inference.estimate import LinearEstimate, as_floats, to_device
 from dpinfer.inference.iterative_estimate import IterativeEstimate, solve_iteratively
 from dpinfer.inference.kronecker_estimate import solve_kronecker
 from dpinfer.inference.marginals_estimate import as_marginals, part_variances, solve_marginals
@@ -65,9 +65,8 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     """
     measurement = as_measurement(measurement)
     _checks.exact_in_float("values", measurement.values)
-    values = jnp.asarray(measurement.values)
-    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    stddev = jnp.asarray(measurement.stddev).astype(values.dtype)
+    values = as_floats(measurement.values)
+    stddev = to_device(measurement.stddev, values.dtype)
     match measurement.queries:
         case CompleteTree() as tree:
             estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)

@@ -21,7 +21,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks, to_device
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Total, VStack
 from dpinfer.queries.base import Array
@@ -104,18 +104,16 @@ class MarginalsEstimate(LinearEstimate):
             return jnp.concatenate([self._stddev(part) for part in workload.parts])
         parts = _parts_of_rows(workload, self.grid)
         if parts is not None:
-            combine = _over_products if isinstance(workload, (Identity, Total, Kronecker)) else _over_rows
-            squares = [jnp.asarray(part, self.solution.dtype) for part in parts]
-            unknown = jnp.where(self.is_known, 0.0, 1.0)
-            return _stddev(*(combine(jnp.asarray(f), squares) for f in (self.inverse, unknown, jnp.ones_like(unknown))))
-        blocks = [_stddev_of_rows(self, jnp.asarray(rows, self.solution.dtype)) for rows in row_blocks(workload, self._num_cells)]
-        return jnp.concatenate([*blocks, jnp.zeros((0,), self.solution.dtype)])
+            is_product = isinstance(workload, (Identity, Total, Kronecker))
+            squares = [to_device(part, self.solution.dtype) for part in parts]
+            return _stddev_of_squares(jnp.asarray(self.inverse), jnp.asarray(self.is_known), squares, is_product)
+        dtype = self.solution.dtype
+        return joined([_stddev_of_rows(self, rows) for rows in row_blocks(workload, self._num_cells, dtype)], dtype)
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        rows = jnp.asarray(workload.dense(), self.solution.dtype)
-        parts = zip(jnp.asarray(self.inverse).reshape(-1), _projections(self.grid, rows), strict=True)
-        return jnp.asarray(sum(factor * part @ part.T for factor, part in parts))
+        rows = to_device(workload.dense(), self.solution.dtype)
+        return _covariance(self, rows)
 
 
 def solve_marginals(marginals: Marginals, values: jax.Array, variances: Array) -> MarginalsEstimate:
@@ -226,6 +224,19 @@ def _over_rows(factors: jax.Array, squares: list[jax.Array]) -> jax.Array:
     for part in squares:
         total = (total * part.reshape(2, *[1] * (total.ndim - 2), part.shape[1])).sum(axis=0)
     return total
+
+
+@partial(jax.jit, static_argnums=3)
+def _stddev_of_squares(inverse: jax.Array, is_known: jax.Array, squares: list[jax.Array], is_product: bool) -> jax.Array:
+    combine = _over_products if is_product else _over_rows
+    unknown = jnp.where(is_known, 0.0, 1.0)
+    return _stddev(*(combine(factors, squares) for factors in (inverse, unknown, jnp.ones_like(unknown))))
+
+
+@jax.jit
+def _covariance(estimate: MarginalsEstimate, rows: jax.Array) -> jax.Array:
+    parts = zip(jnp.asarray(estimate.inverse).reshape(-1), _projections(estimate.grid, rows), strict=True)
+    return jnp.asarray(sum(factor * part @ part.T for factor, part in parts))
 
 
 @jax.jit

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._loops import while_loop
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import over_cells
@@ -199,7 +200,7 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
             change = (x * jnp.expm1(jnp.minimum(length * tilt, 600.0))).sum() - length * pull
             return change <= -0.01 * length * slope + eps * (jnp.abs(length * pull) + x.sum())
 
-        length, _ = jax.lax.while_loop(
+        length, _ = while_loop(
             lambda s: ~falls(s[0]) & (s[1] < _MAX_HALVINGS),
             lambda s: (s[0] / 2, s[1] + 1),
             (jnp.ones((), dtype), jnp.zeros((), jnp.int32)),
@@ -212,7 +213,7 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
 
     first, zero = residual(uniform), jnp.zeros((), jnp.int32)
     start = (jnp.zeros_like(target), uniform, first, first, zero, zero)
-    dual, x, missed, _, _, steps = jax.lax.while_loop(goes_on, step, start)
+    dual, x, missed, _, _, steps = while_loop(goes_on, step, start)
     # The total is determined if the sum of the allowed cells is a combination of the rows.
     ones = jax.lax.stop_gradient(allowed)[None, :]
     rest = conjugate_gradients(

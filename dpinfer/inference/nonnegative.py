@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._loops import fori_loop, while_loop
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
-from dpinfer.inference.estimate import over_cells
+from dpinfer.inference.estimate import as_floats, over_cells, to_device
 from dpinfer.inference.iterative_estimate import symmetric_solution
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Dense, Queries
@@ -138,9 +139,8 @@ class Problem:
 def pose(measurement: Measurement) -> tuple[Problem, np.ndarray]:
     """The problem that non-negative cells solve, and which rows of the measurement its ``rows`` are."""
     _checks.exact_in_float("values", measurement.values)
-    values = jnp.asarray(measurement.values)
-    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    stddev = jnp.broadcast_to(jnp.asarray(measurement.stddev).astype(values.dtype), values.shape)
+    values = as_floats(measurement.values)
+    stddev = jnp.broadcast_to(to_device(measurement.stddev, values.dtype), values.shape)
     queries, known = measurement.queries, measurement.known_stddev
     exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, values.shape) == 0)
     empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
@@ -199,7 +199,7 @@ def change_of_optimum(problem: Problem, x: jax.Array, change: Any) -> jax.Array:
     _, moved = jax.jvp(lambda p: p.gradient(x), (problem,), (change,))
     _, missed = jax.jvp(lambda p: p.rows @ x - p.known, (problem,), (change,))
     plain = solve(free * -moved)
-    rows = problem.rows * free[None, :]
+    rows = jnp.asarray(problem.rows * free[None, :])
     spread = jax.vmap(solve)(rows)
     multipliers = jnp.linalg.pinv(rows @ spread.T, rtol=1e-10, hermitian=True) @ (missed + rows @ plain)
     return free * (plain - spread.T @ multipliers)
@@ -262,7 +262,7 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
     missed = jnp.asarray(constraints @ start - known)
     penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
     first = _State(start, jnp.zeros_like(known), infinite, missed, penalty, jnp.zeros((), jnp.int32))
-    state, _ = jax.lax.while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
+    state, _ = while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
     pull = linear - constraints.T @ state.multipliers
     return state.x / length, state.kkt / unit, state.missed * size, bounds(state.x, pull), state.rounds
 
@@ -276,7 +276,7 @@ def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype
         norm = jnp.linalg.norm(image)
         return image / jnp.where(norm > 0, norm, 1.0), norm
 
-    return jnp.maximum(jax.lax.fori_loop(0, 20, step, (start, jnp.ones((), dtype)))[1], 1.0)
+    return jnp.maximum(fori_loop(0, 20, step, (start, jnp.ones((), dtype)))[1], 1.0)
 
 
 def _bounded(
@@ -305,7 +305,7 @@ def _bounded(
             length, *_, count = state
             return length / 2, *attempt(length / 2), count + 1
 
-        _, step, image, accepted, _ = jax.lax.while_loop(goes_on, halve, (length, *attempt(length), jnp.zeros((), jnp.int32)))
+        _, step, image, accepted, _ = while_loop(goes_on, halve, (length, *attempt(length), jnp.zeros((), jnp.int32)))
         return jnp.where(accepted, z + step, z), jnp.where(accepted, gradient + image, gradient)
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
@@ -337,5 +337,5 @@ def _bounded(
 
     first = violation(start, gram(start) - linear)
     zero = jnp.zeros((), jnp.int32)
-    z, residual, _, _, rounds = jax.lax.while_loop(goes_on, step, (start, first, first, zero, zero))
+    z, residual, _, _, rounds = while_loop(goes_on, step, (start, first, first, zero, zero))
     return z, residual, rounds

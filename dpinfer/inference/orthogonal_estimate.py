@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, unmet
+from dpinfer.inference.estimate import LinearEstimate, joined, root, row_blocks, to_device, unmet
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
@@ -32,14 +32,13 @@ class OrthogonalEstimate(LinearEstimate):
     measurement: Measurement | None = None
 
     def _answer(self, workload: Queries) -> Answers:
-        blocks = row_blocks(workload, max(self.queries.shape))
-        found = [_stddev_of_rows(self, jnp.asarray(rows, self.solution.dtype)) for rows in blocks]
-        return Answers(jnp.asarray(workload @ self.cells), jnp.concatenate([*found, jnp.zeros((0,), self.solution.dtype)]))
+        dtype = self.solution.dtype
+        blocks = [_stddev_of_rows(self, rows) for rows in row_blocks(workload, max(self.queries.shape), dtype)]
+        return Answers(jnp.asarray(workload @ self.cells), joined(blocks, dtype))
 
     def _covariance(self, workload: Queries) -> Array:
         self.answer(workload)  # raises for what is not determined
-        weights = _combination(self, jnp.asarray(workload.dense(), self.solution.dtype))
-        return (weights * jnp.square(jnp.where(jnp.isfinite(self.stddev), self.stddev, 0.0))[None, :]) @ weights.T
+        return _covariance(self, to_device(workload.dense(), self.solution.dtype))
 
 
 def _combination(estimate: OrthogonalEstimate, rows: jax.Array) -> jax.Array:
@@ -47,6 +46,12 @@ def _combination(estimate: OrthogonalEstimate, rows: jax.Array) -> jax.Array:
     kept = jnp.isfinite(estimate.stddev) & (estimate.squares > 0)
     part = jnp.where(kept, 1.0 / jnp.where(kept, estimate.squares, 1.0), 0.0)
     return jnp.asarray(estimate.queries._forward(rows)) * part[None, :]
+
+
+@jax.jit
+def _covariance(estimate: OrthogonalEstimate, rows: jax.Array) -> jax.Array:
+    weights = _combination(estimate, rows)
+    return (weights * jnp.square(jnp.where(jnp.isfinite(estimate.stddev), estimate.stddev, 0.0))[None, :]) @ weights.T
 
 
 @jax.jit

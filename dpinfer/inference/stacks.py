@@ -4,7 +4,7 @@ The identity with a partition, a total, a marginal, another measurement of the s
 one shape: whatever divides the cells more and more finely is solved in two passes (``inference/tree.py``), for any noise.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer.queries import Identity, Kronecker, Partition, Queries, Total, VStack
+from dpinfer.queries.base import Array
 from dpinfer.queries.grid_tree import GridTree
 from dpinfer.queries.parent_tree import ParentTree
 from dpinfer.queries.tree import CompleteTree
@@ -120,7 +121,8 @@ def _levels(queries: Queries, first: int) -> list[Level] | None:
             return None
 
 
-def pool(nodes: np.ndarray, num_nodes: int, values: jax.Array, stddev: jax.Array) -> tuple[jax.Array, jax.Array]:
+@partial(jax.jit, static_argnums=1)
+def pool(nodes: Array, num_nodes: int, values: jax.Array, stddev: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The value and the standard deviation of each node from all rows that measure it, weighted by their precision.
 
     A node that nobody measures has an infinite standard deviation, and one with an exact row has that row's value.

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from dpinfer._loops import fori_loop
 from dpinfer._pytree import pytree, static
 from dpinfer.queries.base import Array
 from dpinfer.queries.parent_tree import Blocks, Links, ParentTree
@@ -368,5 +369,5 @@ def range_variances(climb: Climb, first: Int[jax.Array, " m"], last: Int[jax.Arr
     one = jnp.ones(first.shape, climb.variance.dtype)
     ends = End(first, one, jnp.zeros_like(one)), End(last, one, jnp.zeros_like(one))
     single = first == last
-    _, _, result, _ = jax.lax.fori_loop(0, depth, step, (*ends, jnp.where(single, climb.final[first], 0.0), single))
+    _, _, result, _ = fori_loop(0, depth, step, (*ends, jnp.where(single, climb.final[first], 0.0), single))
     return result

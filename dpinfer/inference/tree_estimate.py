@@ -12,7 +12,7 @@ from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference import tree as passes
 from dpinfer.inference.answers import Answers
-from dpinfer.inference.estimate import LinearEstimate, root, row_blocks
+from dpinfer.inference.estimate import LinearEstimate, root, row_blocks, to_device
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Identity, Queries
 from dpinfer.queries.base import Array
@@ -100,15 +100,13 @@ class TreeEstimate(LinearEstimate):
             values = workload @ np.asarray(self.cells, dtype=np.float64)
             return Answers(jnp.asarray(values, answers.values.dtype), answers.stddev)
         structure = _structure(self.tree)
-        blocks = row_blocks(workload, self.tree.num_nodes)
-        pieces = [_answer_rows(self, structure, jnp.asarray(rows, self._dtype)) for rows in blocks]
+        blocks = row_blocks(workload, self.tree.num_nodes, self._dtype)
+        pieces = [_answer_rows(self, structure, rows) for rows in blocks]
         return _join(pieces, self._dtype)
 
     def _covariance(self, workload: Queries) -> Array:
         structure = _structure(self.tree)
-        blocks = list(row_blocks(workload, self.tree.num_nodes))
-        rows = np.concatenate([*blocks, np.zeros((0, self._num_cells))])
-        return _covariance(self, structure, jnp.asarray(rows, self._dtype))
+        return _covariance(self, structure, to_device(workload.dense(), self._dtype))
 
     def _answer_ranges(self, starts: np.ndarray, stops: np.ndarray) -> Answers:
         structure = _structure(self.tree)

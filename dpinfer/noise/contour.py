@@ -37,6 +37,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpinfer._loops import fori_loop, scan
+
 _ANGLE = 0.4
 _NUM_NODES = 96
 # The path ends where the integrand has fallen by exp(-42), below a rounding error of the whole; looked for at these u.
@@ -154,7 +156,7 @@ def _solve(path: Path, log_p: jax.Array, z: jax.Array) -> jax.Array:
         # A path serves the z it was made for and those nearby: no step of more than a factor.
         return jnp.clip(z + miss * tail / slope, 0.5 * z, 2.0 * z + 0.1)
 
-    return lax.fori_loop(0, 8, step, z)
+    return fori_loop(0, 8, step, z)
 
 
 class Kernel(NamedTuple):
@@ -240,7 +242,7 @@ def _path(z: jax.Array, r: jax.Array, kernel: Kernel, counts: jax.Array | None, 
         weight = slope * (step / jnp.pi) * jnp.where(k == 0, 0.5, 1.0)
         return None, (_log_mgf(distance - turn, r, counts) + kernel.log_factor(place), place, rate, weight)
 
-    _, (log_mgf, place, rate, weight) = lax.scan(node, None, jnp.arange(_NUM_NODES, dtype=r.dtype))
+    _, (log_mgf, place, rate, weight) = scan(node, None, jnp.arange(_NUM_NODES, dtype=r.dtype))
     return Path(log_mgf, place, rate, weight, middle_rate, log_middle)
 
 
@@ -273,7 +275,7 @@ def _saddle_point(
     # density is lower still, so near 0 does as well; at the highest the nearest pole alone exceeds what is looked for.
     variance = 2.0 * _total(jnp.square(r), counts)
     low = jnp.log(0.05 / jnp.sqrt(variance)) + 0.0 * z
-    low, high = lax.fori_loop(0, _BISECTIONS, halve, (low, jnp.log(z * kernel.slope(jnp.zeros_like(z)) + 4.0) + 0.0 * low))
+    low, high = fori_loop(0, _BISECTIONS, halve, (low, jnp.log(z * kernel.slope(jnp.zeros_like(z)) + 4.0) + 0.0 * low))
     v = (low + high) / 2
     c, t = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
     return c, t, 1 / jnp.sqrt(derivatives(c, t)[1] + z * kernel.bend(c))

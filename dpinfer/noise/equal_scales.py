@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpinfer._loops import fori_loop, scan
+
 # How many ratios, each up to u / 2, are multiplied before their logarithm is taken; and the largest u with which they are formed:
 # farther out log f is -u but for a part in 10^28 (10^13 in 32 bit).
 _GROUP, _LARGEST = 8, 1e30
@@ -50,7 +52,7 @@ def upper_quantile(log_p: jax.Array, n: int) -> jax.Array:
         log_f, tail = _carry(u, n)
         return jnp.clip(u + (log_f + jnp.log(tail) - target) * tail, 0.5 * u, 2.0 * u + 0.1)
 
-    u = lax.stop_gradient(lax.fori_loop(0, 12, step, u))
+    u = lax.stop_gradient(fori_loop(0, 12, step, u))
     log_f, tail = _carry(u, n)
     return u + (log_f + jnp.log(tail) - log_p) * lax.stop_gradient(tail)
 
@@ -76,7 +78,7 @@ def _carry(u: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         return (log_f + jnp.log(state[0]), one, *state[1:]), None
 
     starts = jnp.arange(1, n, group, dtype=u.dtype)
-    (log_f, _, tail, _), _ = lax.scan(groups, (log_f, *state), starts)
+    (log_f, _, tail, _), _ = scan(groups, (log_f, *state), starts)
     return log_f, tail
 
 

@@ -18,6 +18,9 @@ Array = jax.Array | np.ndarray
 
 # Above this many multiplications the exact largest change of replace-one over all pairs of columns is not enumerated.
 _MAX_PAIR_WORK = 2**31
+# Queries or cells up to which a product with a JAX array is one compiled program; of larger ones the structure (indices, labels)
+# would become large constants of the program, which takes long to compile.
+_MAX_COMPILED = 2**16
 
 
 def namespace(x: Any) -> ModuleType:
@@ -98,7 +101,7 @@ class Queries(abc.ABC):
         ]
 
     def __matmul__(self, x: Any) -> Array:
-        return _apply(self._forward, as_array("cells", x), self.shape[1], "cells")
+        return _apply(self, as_array("cells", x), "cells")
 
     @property
     def T(self) -> "Transposed":
@@ -227,13 +230,24 @@ class Transposed:
         return n, m
 
     def __matmul__(self, y: Any) -> Array:
-        return _apply(self.T._backward, as_array("values", y), self.T.shape[0], "values")
+        return _apply(self.T, as_array("values", y), "values")
 
     def dense(self) -> Array:
         return self.T.dense().T
 
 
-def _apply(operation: Any, x: Array, length: int, name: str) -> Array:
+def _apply(queries: Queries, x: Array, name: str) -> Array:
+    """A x for ``name`` "cells", A' x for "values"."""
+    length = queries.shape[1 if name == "cells" else 0]
     if x.ndim not in (1, 2) or x.shape[0] != length:
         raise ValueError(f"{name} must have shape [{length}] or [{length}, k], got {list(x.shape)}.")
+    is_compiled = isinstance(x, jax.Array) and _checks.is_concrete(x) and max(queries.shape) <= _MAX_COMPILED
+    return (_compiled_product if is_compiled else _product)(queries, x, name)
+
+
+def _product(queries: Queries, x: Array, name: str) -> Array:
+    operation = queries._forward if name == "cells" else queries._backward
     return operation(x) if x.ndim == 1 else operation(x.T).T
+
+
+_compiled_product = jax.jit(_product, static_argnames="name")

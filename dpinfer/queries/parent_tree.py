@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpinfer import _checks
+from dpinfer._loops import scan
 from dpinfer._pytree import host_array, pytree, read_only, static
 from dpinfer.queries.base import Array
 from dpinfer.queries.tree import Tree
@@ -62,7 +63,7 @@ class Blocks:
             mask = inside.reshape(-1, *[1] * (given.ndim - 1))
             return sums.at[parent].add(jnp.where(mask, given, 0)), None
 
-        return lax.scan(step, sums, (jnp.asarray(self.start), jnp.asarray(self.stop)), reverse=True)[0]
+        return scan(step, sums, (jnp.asarray(self.start), jnp.asarray(self.stop)), reverse=True)[0]
 
     def downward(self, update: Callable[[jax.Array, jax.Array, jax.Array], jax.Array], entries: jax.Array) -> jax.Array:
         """``entries`` (padded) updated from the root's children to the deepest level.
@@ -77,7 +78,7 @@ class Blocks:
             new = jnp.where(inside, update(start, own, entries[parent]), own)
             return lax.dynamic_update_slice_in_dim(entries, new, start, 0), None
 
-        return lax.scan(step, entries, (jnp.asarray(self.start), jnp.asarray(self.stop)))[0]
+        return scan(step, entries, (jnp.asarray(self.start), jnp.asarray(self.stop)))[0]
 
 
 @pytree

@@ -1,0 +1,47 @@
+"""JAX's loops, such that they also run inside ``jax.shard_map``.
+
+There a value that differs between devices has another type than one that does not. A carry that starts as a constant and becomes
+such a value would change its type, which JAX refuses; here it is cast beforehand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def while_loop(goes_on: Callable[[Any], Any], step: Callable[[Any], Any], start: Any) -> Any:
+    """``jax.lax.while_loop``."""
+    return lax.while_loop(goes_on, step, _as_carried(step, start))
+
+
+def fori_loop(first: Any, last: Any, step: Callable[[Any, Any], Any], start: Any) -> Any:
+    """``jax.lax.fori_loop``."""
+    return lax.fori_loop(first, last, step, _as_carried(lambda carry: step(jnp.asarray(first), carry), start))
+
+
+def scan(step: Callable[[Any, Any], Any], start: Any, xs: Any, *, reverse: bool = False) -> Any:
+    """``jax.lax.scan``."""
+    if all(x.shape[0] for x in jax.tree.leaves(xs)):
+        start = _as_carried(lambda carry: step(carry, jax.tree.map(lambda x: x[0], xs))[0], start)
+    return lax.scan(step, start, xs, reverse=reverse)
+
+
+def _as_carried(step: Callable[[Any], Any], start: Any) -> Any:
+    """``start`` with the types that ``step`` gives it."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return start
+    leaves, structure = jax.tree.flatten(start)
+    for _ in range(len(leaves) + 1):  # one value that varies may make another vary in the next round
+        after = jax.tree.leaves(jax.eval_shape(step, jax.tree.unflatten(structure, leaves)))
+        missing = [_varying(new) - _varying(jax.typeof(old)) for old, new in zip(leaves, after, strict=True)]
+        if not any(missing):
+            break
+        leaves = [lax.pcast(x, tuple(axes), to="varying") if axes else x for x, axes in zip(leaves, missing, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    return frozenset(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
