@@ -185,7 +185,7 @@ def _inside_jit(function: Callable[..., Any], batch: _Batch, key: Any) -> Any:
     rows = jnp.minimum(jnp.arange(blocks * width, dtype=np.uint32), max(batch.size - 1, 0)).reshape(blocks, width)
     leaves = tuple(jnp.asarray(leaf)[rows] for leaf in batch.leaves)
     found = jax.lax.map(lambda block: _of_block(one, block[0], batch.shared, key, block[1]), (leaves, rows))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: batch.size], found)
+    return jax.tree.map(lambda x: x.reshape(blocks * width, *x.shape[2:])[: batch.size], found)
 
 
 def _stream(
@@ -235,31 +235,32 @@ def _stream(
             piece = np.asarray(leaf[first:last])
             if last - first < step:  # the last row again and again
                 piece = np.concatenate([piece, np.broadcast_to(piece[-1:], (step - piece.shape[0], *piece.shape[1:]))])
-            leaves.append(_placed(piece.reshape(-1, program.width, *piece.shape[1:]), dealt))
+            leaves.append(_placed(piece.reshape(step // program.width, program.width, *piece.shape[1:]), dealt))
         rows = _placed(rows.astype(np.uint32).reshape(-1, program.width), dealt)
         return slice(first, last), program.run(tuple(leaves), shared, seed, rows, _placed(counts.astype(np.int32), dealt))
 
     if not batch.size:
         yield slice(0, 0), jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), program.result)
-    pending = None
+    waiting: list[tuple[slice, Any]] = []
     for first in range(0, batch.size, step):
-        following = dispatch(first)  # runs while the results before are taken and used
-        if pending is not None:
-            yield _taken(*pending, report)
-        pending = following
-    if pending is not None:
-        yield _taken(*pending, report)
+        waiting.append(dispatch(first))  # runs while the results before are taken and used
+        if len(waiting) > 1:
+            yield _taken(waiting.pop(0), report)
+    for last in waiting:
+        yield _taken(last, report)
     report(None)
 
 
-def _taken(rows: slice, found: Any, report: Callable[[int | None], None]) -> tuple[slice, Any]:
+def _taken(dispatched: tuple[slice, Any], report: Callable[[int | None], None]) -> tuple[slice, Any]:
+    rows, found = dispatched
+
     def take(x: jax.Array) -> np.ndarray:
         if not x.is_fully_addressable:
             from jax.experimental import multihost_utils
 
             x = multihost_utils.process_allgather(x, tiled=True)
         array = np.asarray(x)
-        return array.reshape(-1, *array.shape[2:])[: rows.stop - rows.start]
+        return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])[: rows.stop - rows.start]
 
     result = jax.tree.map(take, found)
     report(rows.stop)
@@ -287,7 +288,14 @@ def _reporter(progress: bool | Callable[[int, int], None], size: int) -> Callabl
     from tqdm import tqdm  # which numpyro brings along
 
     bar = tqdm(total=size, unit=" problems", unit_scale=True)
-    return lambda done: bar.close() if done is None else bar.update(done - bar.n) and None
+
+    def show(done: int | None) -> None:
+        if done is None:
+            bar.close()
+        else:
+            bar.update(done - bar.n)
+
+    return show
 
 
 class _Program(NamedTuple):

@@ -1,14 +1,144 @@
 """Realised error: estimates against a truth that is known, for studies and demonstrations."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer.queries import Ranges
+from dpinfer.batching import stream_problems
+from dpinfer.inference import least_squares
+from dpinfer.inference.estimate import over_cells
+from dpinfer.measurement import Measurement
+from dpinfer.mechanisms import simulate
+from dpinfer.queries import Queries, Ranges
 from dpinfer.queries.base import Array, as_array, namespace
+from dpinfer.scales import float_scale, one_budget
+
+
+@final
+@dataclass(frozen=True)
+class SimulatedError:
+    """The error of an estimator in simulated releases, a number for each truth and budget: [truths, budgets], without the axis
+    of what was given singly.
+
+    Attributes:
+        squared_error: the mean over releases and answers of (answer - true answer)^2.
+        standard_error: of ``squared_error``, from how the releases differ.
+        expected: what ``squared_error`` would be for least squares on average over all releases: the mean of its exact variances;
+            infinite if the strategy does not determine an answer.
+        num_draws: releases for each truth and budget.
+        answer_bias, answer_squared_error, answer_standard_error, answer_expected: the mean error and the same for each answer,
+            one axis more, [..., m]; of no answers unless asked for.
+    """
+
+    squared_error: np.ndarray
+    standard_error: np.ndarray
+    expected: np.ndarray
+    num_draws: int
+    answer_bias: np.ndarray
+    answer_squared_error: np.ndarray
+    answer_standard_error: np.ndarray
+    answer_expected: np.ndarray
+
+
+def simulate_error(
+    strategy: Queries,
+    estimator: Callable[[Measurement], Any],
+    truth: Any,
+    workload: Any,
+    *,
+    epsilon: Any = None,
+    rho: Any = None,
+    level_epsilons: Any = None,
+    level_rhos: Any = None,
+    noise: str = "laplace",
+    row_weights: Any = None,
+    neighbors: str = "add_remove",
+    key: jax.Array,
+    num_draws: int = 1000,
+    by_answer: bool = False,
+    memory_limit: int = 1 << 30,
+    progress: Any = False,
+) -> SimulatedError:
+    """The error of an estimator over many simulated releases, for several truths and budgets in one compiled program.
+
+    Each release is :func:`dpinfer.simulate` of ``strategy``, estimated, and its answers compared with the true ones. All run
+    through :func:`dpinfer.map_problems`, every one with a key of its own.
+
+    Args:
+        strategy: what is measured.
+        estimator: from a Measurement to something with ``.cells``, or to the cells; it runs under jit and vmap.
+        truth: [n], or [truths, n]; not private here.
+        workload: the answers, queries of n cells or a matrix [m, n].
+        epsilon, rho, level_epsilons, level_rhos: exactly one, as in :func:`dpinfer.simulate`; or several of them along a first
+            axis more.
+        noise, row_weights, neighbors: as in :func:`dpinfer.simulate`.
+        key: a typed key.
+        num_draws: releases for each truth and budget.
+        by_answer: whether to give the errors of single answers as well.
+        memory_limit, progress: as in :func:`dpinfer.map_problems`.
+    """
+    kind, value = one_budget(epsilon, rho, level_epsilons, level_rhos)
+    num_draws = _checks.integer("num_draws", num_draws, least=2)
+    queries = over_cells(workload, strategy.shape[1])
+    truths = np.asarray(truth, dtype=float)
+    if truths.ndim not in (1, 2) or truths.shape[-1] != strategy.shape[1]:
+        raise ValueError(
+            f"truth must have shape [{strategy.shape[1]}] or [truths, {strategy.shape[1]}], got {list(truths.shape)}."
+        )
+    budgets = np.asarray(value, dtype=float)
+    own_axes = 1 if kind.startswith("level") else 0
+    if budgets.ndim not in (own_axes, own_axes + 1) or not budgets.size:
+        raise ValueError(f"{kind} must have {own_axes} axes, or one more for several budgets, got shape {list(budgets.shape)}.")
+    several = budgets.reshape(-1, *budgets.shape[budgets.ndim - own_axes :])
+    for number, budget in enumerate(several):
+        for amount in np.atleast_1d(budget).tolist():
+            _checks.budget(f"{kind}[{number}]" if budgets.ndim > own_axes else kind, amount, zero=bool(own_axes))
+    order = 1 if kind.endswith(("epsilon", "epsilons")) else 2
+    law = "gaussian" if order == 2 else noise
+    num_single = queries.shape[0] if by_answer else 0
+    grid = (np.atleast_2d(truths).shape[0], several.shape[0])
+    shape = (*truths.shape[:-1], *budgets.shape[: budgets.ndim - own_axes])
+
+    def errors(which: Any, key: Any) -> tuple[jax.Array, jax.Array]:
+        cells = jnp.asarray(np.atleast_2d(truths))[which // grid[1]]
+        budget = jnp.asarray(several)[which % grid[1]]
+        measurement = simulate(
+            cells, strategy, **{kind: budget}, noise=law, row_weights=row_weights, neighbors=neighbors, key=key
+        )
+        found = estimator(measurement)
+        error = jnp.asarray(queries @ (jnp.asarray(getattr(found, "cells", found)) - cells))
+        return jnp.square(error).mean(), error[:num_single]
+
+    which = np.repeat(np.arange(grid[0] * grid[1]), num_draws)
+    squares, powers = np.zeros(which.size), np.zeros((3, grid[0] * grid[1], num_single))
+    for rows, (square, error) in stream_problems(errors, which, key=key, memory_limit=memory_limit, progress=progress):
+        squares[rows] = square
+        for number in np.unique(which[rows]):
+            own = error[which[rows] == number]
+            powers[:, number] += [own.sum(axis=0), np.square(own).sum(axis=0), (np.square(own) ** 2).sum(axis=0)]
+    squares = squares.reshape(-1, num_draws)
+    first, second, fourth = powers / num_draws
+
+    def expected(budget: Any) -> np.ndarray:
+        scale = float_scale(strategy, kind, jnp.asarray(budget), row_weights, order, neighbors)
+        nothing = Measurement(strategy, np.zeros(strategy.shape[0]), law, np.asarray(scale))
+        return np.square(np.asarray(least_squares(nothing).expected_stddev(queries)))
+
+    variances = np.stack([expected(budget) for budget in several])
+    variances = np.broadcast_to(variances, (grid[0], *variances.shape))
+    spread = np.sqrt(np.maximum(fourth - np.square(second), 0.0) / (num_draws - 1))
+    return SimulatedError(
+        squares.mean(axis=1).reshape(shape),
+        (squares.std(axis=1, ddof=1) / np.sqrt(num_draws)).reshape(shape),
+        variances.mean(axis=-1).reshape(shape),
+        num_draws,
+        *(x.reshape(*shape, num_single) for x in (first, second, spread, variances[..., :num_single])),
+    )
 
 
 def squared_error_by_range_size(cells: Any, truth: Any, sizes: Sequence[int]) -> Array:

@@ -49,9 +49,9 @@ def batches():
     }
 
 
-def main(output, coordinator=None, process=None):
+def main(output, coordinator="", process="0"):
     dp.enable_x64()
-    if coordinator is not None:
+    if coordinator:
         jax.distributed.initialize(coordinator, 2, int(process))
     found = {}
     for name, (function, problems, key) in batches().items():

@@ -135,6 +135,7 @@ def test_keys_and_numbers_of_problems():
     np.testing.assert_array_equal(drawn, np.stack(expected))
     keys = jax.random.split(jax.random.key(1), 5)
     np.testing.assert_array_equal(dp.map_problems(draw, keys), jax.vmap(draw)(keys))
+    assert dp.map_problems(lambda x: x, np.zeros((3, 0))).shape == (3, 0)
     assert dp.map_problems(draw, key=jax.random.key(5), num_problems=0).shape == (0, 2)
     assert dp.map_problems(draw, key=jax.random.key(5), num_problems=1).shape == (1, 2)
 

@@ -5,10 +5,10 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpinfer import _checks
 from dpinfer._pytree import pytree
+from dpinfer.batching import map_problems
 from dpinfer.inference.error_law import draw_noise
 from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
@@ -85,7 +85,8 @@ def bootstrap(
     *,
     key: jax.Array,
     num_draws: int = 200,
-    batch_size: int = 16,
+    memory_limit: int = 1 << 30,
+    progress: Any = False,
 ) -> SampledEstimate:
     """An estimate with the errors it makes when what it found is taken for the truth: the parametric bootstrap (Efron 1979).
 
@@ -103,11 +104,10 @@ def bootstrap(
         estimator: from a Measurement to something with ``.cells`` [n], or to the cells; it runs under jit and vmap.
         key: a typed key.
         num_draws: simulated releases.
-        batch_size: how many of them are estimated at once.
+        memory_limit, progress: as in :func:`dpinfer.map_problems`.
     """
     measurement = as_measurement(measurement)
     num_draws = _checks.integer("num_draws", num_draws, least=2)
-    batch_size = _checks.integer("batch_size", batch_size, least=1)
     n = measurement.queries.shape[1]
     if num_draws * n > _MAX_ENTRIES:
         raise ValueError(f"num_draws x cells must be at most 2**27, got {num_draws} x {n}: take fewer draws.")
@@ -122,10 +122,9 @@ def bootstrap(
     cells = cells_of(measurement)
     answers = jnp.asarray(measurement.queries @ cells)
 
-    def error(one: jax.Array) -> jax.Array:
-        noisy = answers + draw_noise(one, measurement, 1)[0]
+    def error(key: jax.Array) -> jax.Array:
+        noisy = answers + draw_noise(key, measurement, 1)[0]
         return cells_of(Measurement(measurement.queries, noisy, measurement.noise, measurement.scale)) - cells
 
-    simulate = jax.jit(lambda keys: jax.lax.map(error, keys, batch_size=min(batch_size, num_draws)))
-    errors = simulate(jax.random.split(key, num_draws))
-    return SampledEstimate(cells, np.asarray(errors) if _checks.is_concrete(errors) else errors)
+    errors = map_problems(error, key=key, num_problems=num_draws, memory_limit=memory_limit, progress=progress)
+    return SampledEstimate(cells, errors)

@@ -14,7 +14,7 @@ def test_of_least_squares_it_finds_the_exact_standard_deviations(noise):
     tree = Tree.complete(9, 3)
     measurement = dp.Measurement(tree, np.arange(12.0), noise, np.linspace(2, 4, 12))
     exact = dp.least_squares(measurement).answer(AllRange(9))
-    answers = bootstrap(measurement, dp.least_squares, key=jax.random.key(0), num_draws=4000, batch_size=500).answer(AllRange(9))
+    answers = bootstrap(measurement, dp.least_squares, key=jax.random.key(0), num_draws=4000).answer(AllRange(9))
     # A standard deviation from 4,000 draws has a relative standard error of at most 2%.
     np.testing.assert_allclose(answers.stddev, exact.stddev, rtol=0.08)
     np.testing.assert_allclose(np.asarray(answers.bias) / np.asarray(exact.stddev), 0, atol=5 / np.sqrt(4000))
@@ -71,7 +71,7 @@ def test_measured_coverage_of_nonnegative_least_squares(mean, of_cells, of_range
     ("arguments", "message"),
     [
         ({"num_draws": 1}, "num_draws must be at least 2"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"memory_limit": 0}, "memory_limit must be at least 1"),
         ({"num_draws": 2**26}, r"num_draws x cells must be at most 2\*\*27"),
         ({"estimator": lambda m: m.values}, "estimator must return 4 cells"),
     ],
