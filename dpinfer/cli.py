@@ -332,6 +332,8 @@ def _demo(epsilon: float, figure: Path) -> None:
     import dpinfer
     from dpinfer import demo, plots
 
+    if not figure.parent.is_dir():
+        raise ValueError(f"--figure must be in a folder that exists, got {figure}.")
     dpinfer.enable_x64()
     console = Console()
     begin = time.monotonic()

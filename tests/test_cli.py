@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -8,14 +9,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dpinfer as dp
-from dpinfer import demo, plots
+from dpinfer import cli, demo, plots
 
+PERIOD = demo.Period("2013-01-01", 100, 90.0, 98.0, 95.0, 101.0)
 ROOT = Path(__file__).parents[1]
 
 
@@ -30,6 +33,17 @@ def command(*arguments, cwd, **environment):
         check=False,
         env=os.environ | {"COLUMNS": "100"} | environment,
     )
+
+
+def inside(monkeypatch, folder, *arguments):
+    """The exit code of a command in this process, which need not import everything anew."""
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["dpinfer", *arguments])
+        patch.setenv("COLUMNS", "100")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return ended.value.code or 0
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +81,24 @@ def test_demo_errors_agree_with_theory(shown):
         assert tree == pytest.approx(tree_theory, rel=slack)
 
 
-def test_demo_says_that_it_cannot_write(tmp_path):
+def test_demo_says_that_it_cannot_write(tmp_path, monkeypatch, capsys):
     done = command("demo", "--figure", "missing/figure.png", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "could not be written to missing/figure.png: No such file or directory" in done.stdout
+    assert done.returncode == 1
+    assert done.stderr == "dpinfer: --figure must be in a folder that exists, got missing/figure.png.\n"
+    # A disk that fills up afterwards costs the figure alone.
+    release = dp.Release.from_values(dp.queries.Total(1), [1], noise="laplace", scale=1)
+    release = dataclasses.replace(release, epsilon=Fraction(1))
+    result = demo.Demo(
+        release, np.zeros(1, dtype=int), 0.1, [PERIOD], [PERIOD], [demo.SizeError("1 hour", 4, 1.0, 2.0, 3.0, 4.0)]
+    )
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo, "run", lambda *_, **__: result)
+    monkeypatch.setattr(plots, "save", full)
+    assert inside(monkeypatch, tmp_path, "demo", "--figure", "figure.png") == 0
+    assert "could not be written to figure.png: No space left on device" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +157,7 @@ def test_nothing_private_is_shown(july, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["d.toml", "release.npz", "t.csv", "t.parquet"]
 
 
-def test_errors_are_one_line_and_exit_code_1(july):
+def test_errors_are_one_line_and_exit_code_1(july, monkeypatch, capsys):
     folder, _ = july
     data = ("examples/data/departures_2013_07.csv", "examples/data/departures.toml")
     for arguments, message in [
@@ -149,12 +177,12 @@ def test_errors_are_one_line_and_exit_code_1(july):
         (("answer", "july.npz", "--quantile", "50"), "shares must be strictly between 0 and 1, got 50.0"),
         (("infer", "july.npz", "-o", "july.csv"), "july.csv exists already"),
     ]:
-        done = command(*arguments, cwd=folder)
-        assert done.returncode == 1, arguments
-        assert done.stdout == ""
-        assert done.stderr.startswith("dpinfer: ")
-        assert message in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert inside(monkeypatch, folder, *arguments) == 1, arguments
+        output, error = capsys.readouterr()
+        assert output == ""
+        assert error.startswith("dpinfer: ")
+        assert message in error
+        assert error.count("\n") == 1
     assert not (folder / "x.npz").exists()
 
 

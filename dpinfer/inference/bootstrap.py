@@ -1,10 +1,12 @@
 """Intervals for estimates whose errors have no exact law: the parametric bootstrap."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpinfer import _checks
 from dpinfer._pytree import pytree
@@ -12,6 +14,7 @@ from dpinfer.batching import map_problems
 from dpinfer.inference.error_law import draw_noise
 from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
+from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 from dpinfer.release import Release, as_measurement
 
@@ -112,19 +115,43 @@ def bootstrap(
     if num_draws * n > _MAX_ENTRIES:
         raise ValueError(f"num_draws x cells must be at most 2**27, got {num_draws} x {n}: take fewer draws.")
 
-    def cells_of(m: Measurement) -> jax.Array:
-        found = estimator(m)
-        cells = jnp.asarray(getattr(found, "cells", found))
-        if cells.shape != (n,):
-            raise ValueError(f"estimator must return {n} cells, or something that has them, got shape {list(cells.shape)}.")
-        return cells
+    cells = _cells(estimator, measurement)
+    answers = measurement.queries @ cells
+    # What all draws have in common travels with each, so that another call with the same strategy finds the program compiled.
+    xp = np if _checks.is_concrete(cells) else jnp
+    same = [xp.broadcast_to(xp.asarray(array), (num_draws, array.shape[0])) for array in (answers, cells)]
+    draw = _draw_of(estimator, measurement)
+    return SampledEstimate(cells, map_problems(draw, *same, key=key, memory_limit=memory_limit, progress=progress))
 
-    cells = cells_of(measurement)
-    answers = jnp.asarray(measurement.queries @ cells)
 
-    def error(key: jax.Array) -> jax.Array:
-        noisy = answers + draw_noise(key, measurement, 1)[0]
-        return cells_of(Measurement(measurement.queries, noisy, measurement.noise, measurement.scale)) - cells
+def _cells(estimator: Callable[[Measurement], Any], measurement: Measurement) -> jax.Array:
+    found, n = estimator(measurement), measurement.queries.shape[1]
+    cells = jnp.asarray(getattr(found, "cells", found))
+    if cells.shape != (n,):
+        raise ValueError(f"estimator must return {n} cells, or something that has them, got shape {list(cells.shape)}.")
+    return cells
 
-    errors = map_problems(error, key=key, num_problems=num_draws, memory_limit=memory_limit, progress=progress)
-    return SampledEstimate(cells, errors)
+
+def _draw_of(estimator: Callable[[Measurement], Any], measurement: Measurement) -> Callable[..., jax.Array]:
+    """The error of one simulated release's estimate; the same function for the same estimator, strategy and noise."""
+    queries, noise, scale = measurement.queries, measurement.noise, measurement.scale
+    if jax.tree.leaves(queries) or not _checks.is_concrete(scale):
+        return _draw(estimator, queries, noise, scale)
+    host = np.asarray(scale)
+    return _kept_draw(estimator, queries, noise, host.tobytes(), host.dtype.str, host.shape)
+
+
+@lru_cache(maxsize=16)
+def _kept_draw(
+    estimator: Callable[[Measurement], Any], queries: Queries, noise: str, scale: bytes, dtype: str, shape: tuple[int, ...]
+) -> Callable[..., jax.Array]:
+    return _draw(estimator, queries, noise, np.frombuffer(scale, dtype).reshape(shape))
+
+
+def _draw(estimator: Callable[[Measurement], Any], queries: Queries, noise: str, scale: Array) -> Callable[..., jax.Array]:
+    def draw(answers: jax.Array, cells: jax.Array, key: jax.Array) -> jax.Array:
+        of_zero = Measurement(queries, jnp.zeros_like(answers), noise, scale)
+        noisy = answers + draw_noise(key, of_zero, 1)[0]
+        return _cells(estimator, Measurement(queries, noisy, noise, scale)) - cells
+
+    return draw

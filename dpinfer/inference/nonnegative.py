@@ -235,7 +235,7 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         return jnp.where(problem.allowed == 1, jnp.where(z > 0, 0.0, (gram(z) - pull) / unit), jnp.inf)
 
     if not constraints.shape[0]:
-        z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), unit, good)
+        z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), -linear, unit, good)
         return z / length, kkt / unit, jnp.zeros((0,), dtype), bounds(z, linear), rounds
 
     def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
@@ -250,7 +250,7 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
             return gram(z) + penalty * (constraints.T @ (constraints @ z))
 
         target = linear + constraints.T @ (penalty * known - state.multipliers)
-        z, kkt, rounds = _bounded(augmented, target, state.x, unit, good)
+        z, kkt, rounds = _bounded(augmented, target, state.x, augmented(state.x) - target, unit, good)
         missed = jnp.asarray(constraints @ z - known)
         multipliers = jnp.asarray(state.multipliers + penalty * missed)
         is_slow = jnp.abs(missed).max() > 0.25 * jnp.abs(state.missed).max()
@@ -280,9 +280,13 @@ def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype
 
 
 def _bounded(
-    gram: Callable[[jax.Array], jax.Array], linear: jax.Array, start: jax.Array, unit: jax.Array, good: Any
+    gram: Callable[[jax.Array], jax.Array], linear: jax.Array, start: jax.Array, slope: jax.Array, unit: jax.Array, good: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, the largest |min(z, gradient)|, and the rounds it took."""
+    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, the largest |min(z, gradient)|, and the rounds it took.
+
+    ``slope`` is the gradient at ``start``. Compiling takes a time for each product with the gram matrix in the text below, so
+    that none is written twice.
+    """
 
     def violation(z: jax.Array, gradient: jax.Array) -> jax.Array:
         return jnp.abs(jnp.minimum(z, gradient)).max()
@@ -290,31 +294,28 @@ def _bounded(
     def line_search(z: jax.Array, gradient: jax.Array, direction: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where the projected step, halved until the objective falls in proportion, leads to; and the new gradient."""
 
-        def attempt(length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            step = jnp.maximum(z + length * direction, 0.0) - z
-            image = gram(step)
-            slope = gradient @ step
-            # The change of the objective from the step itself: differences of the objective would lose it to rounding.
-            return step, image, slope + 0.5 * step @ image <= 0.01 * jnp.minimum(slope, 0.0)
-
         def goes_on(state: tuple[Any, ...]) -> jax.Array:
             *_, accepted, count = state
             return ~accepted & (count < _MAX_HALVINGS)
 
-        def halve(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
             length, *_, count = state
-            return length / 2, *attempt(length / 2), count + 1
+            step = jnp.maximum(z + length * direction, 0.0) - z
+            image = gram(step)
+            fall = gradient @ step
+            # The change of the objective from the step itself: differences of the objective would lose it to rounding.
+            return length / 2, step, image, fall + 0.5 * step @ image <= 0.01 * jnp.minimum(fall, 0.0), count + 1
 
-        _, step, image, accepted, _ = while_loop(goes_on, halve, (length, *attempt(length), jnp.zeros((), jnp.int32)))
+        nothing = (jnp.zeros_like(z), jnp.zeros_like(z), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+        _, step, image, accepted, _ = while_loop(goes_on, attempt, (length, *nothing))
         return jnp.where(accepted, z + step, z), jnp.where(accepted, gradient + image, gradient)
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
-        _, residual, _, since, count = state
+        *_, residual, _, since, count = state
         return (residual > good * unit) & (count < _MAX_ROUNDS) & (since < _PATIENCE)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        z, _, best, since, count = state
-        gradient = gram(z) - linear
+        z, gradient, _, best, since, count = state
         # Down the gradient, zeros that it pushes further down left alone: the least along that line.
         steepest = -jnp.where((z > 0) | (gradient < 0), gradient, 0.0)
         curvature = steepest @ gram(steepest)
@@ -329,13 +330,12 @@ def _bounded(
         # As accurate as the bounds are settled: a rough solution while they still change.
         accuracy = jnp.clip(violation(z, gradient) / unit, 1e-10, 0.1)
         direction = symmetric_solution(among_free, wanted, accuracy)
-        z, gradient = line_search(z, gradient, direction, jnp.ones((), z.dtype))
-        gradient = gram(z) - linear
+        z, _ = line_search(z, gradient, direction, jnp.ones((), z.dtype))
+        gradient = gram(z) - linear  # afresh: what was added up has rounding errors of its own
         residual = violation(z, gradient)
         since = jnp.where(residual < 0.99 * best, 0, since + 1)
-        return z, residual, jnp.minimum(best, residual), since, count + 1
+        return z, gradient, residual, jnp.minimum(best, residual), since, count + 1
 
-    first = violation(start, gram(start) - linear)
-    zero = jnp.zeros((), jnp.int32)
-    z, residual, _, _, rounds = while_loop(goes_on, step, (start, first, first, zero, zero))
+    first, zero = violation(start, slope), jnp.zeros((), jnp.int32)
+    z, _, residual, _, _, rounds = while_loop(goes_on, step, (start, slope, first, first, zero, zero))
     return z, residual, rounds
