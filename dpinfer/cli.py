@@ -5,6 +5,7 @@ what it should be (a message on standard error says what to do), 2 the command w
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+# Compiled programs that are kept between commands, some 10 kB each.
+_MAX_PROGRAMS = 5000
 _EXTRA = ("typer", "rich", "matplotlib", "duckdb")
 
 
@@ -292,9 +295,36 @@ def _estimate(path: Path) -> tuple[Any, Any]:
     import dpinfer
 
     dpinfer.enable_x64()
+    _keep_programs()
     release = dpinfer.Release.load(path)
     with _busy("least squares"):
         return release, dpinfer.least_squares(release)
+
+
+def _keep_programs() -> None:
+    """Let JAX keep what it compiles in the user's cache folder, so that the next command need not compile it again.
+
+    Called where releases are read or public data shown, never by ``measure``: no program that saw records is kept. A folder named
+    by JAX_COMPILATION_CACHE_DIR goes before ours.
+    """
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+        folder = Path(home) / "dpinfer" / f"jax-{jax.__version__}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return
+        programs = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in programs[: max(0, len(programs) - _MAX_PROGRAMS)]:
+            path.unlink(missing_ok=True)
+    except (OSError, RuntimeError):  # no home, or none of ours to write in: compile again each time
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _refuse_overwriting(output: Path, force: bool) -> None:
@@ -335,6 +365,7 @@ def _demo(epsilon: float, figure: Path) -> None:
     if not figure.parent.is_dir():
         raise ValueError(f"--figure must be in a folder that exists, got {figure}.")
     dpinfer.enable_x64()
+    _keep_programs()
     console = Console()
     begin = time.monotonic()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import atexit
 import csv
 import dataclasses
 import json
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import dpinfer as dp
 from dpinfer import cli, demo, plots
 
 PERIOD = demo.Period("2013-01-01", 100, 90.0, 98.0, 95.0, 101.0)
+CACHE = Path(tempfile.mkdtemp(prefix="dpinfer-test-cache-"))
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,7 +35,7 @@ def command(*arguments, cwd, **environment):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"COLUMNS": "100"} | environment,
+        env=os.environ | {"COLUMNS": "100", "XDG_CACHE_HOME": str(CACHE)} | environment,
     )
 
 
@@ -41,6 +45,7 @@ def inside(monkeypatch, folder, *arguments):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["dpinfer", *arguments])
         patch.setenv("COLUMNS", "100")
+        patch.setattr(cli, "_keep_programs", lambda: None)  # this process has a configuration of its own
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return ended.value.code or 0
@@ -192,6 +197,26 @@ def test_a_loss_in_rho_is_shown_as_an_epsilon_at_a_delta(tmp_path):
     facts = json.loads(done.stdout)
     assert facts["rho"] == "1/2"
     assert facts["epsilon at delta = 1e-6"] == pytest.approx(5.2215, abs=1e-4)
+
+
+def test_compiled_programs_are_kept_by_what_reads_releases(july, tmp_path):
+    folder, _ = july
+    cache = tmp_path / "cache"
+    question = ("answer", "july.npz", "--range", "x=600..700", "--json")
+    first = command(*question, cwd=folder, XDG_CACHE_HOME=str(cache))
+    assert (first.returncode, first.stderr) == (0, "")
+    kept = sorted(path.name for path in cache.glob("dpinfer/jax-*/*-cache"))
+    assert kept
+    second = command(*question, cwd=folder, XDG_CACHE_HOME=str(cache))
+    assert second.stdout == first.stdout
+    assert sorted(path.name for path in cache.glob("dpinfer/jax-*/*-cache")) == kept
+    # Nothing is kept of what sees records, and a folder that cannot be written costs only time.
+    data = ("examples/data/departures_2013_07.csv", "examples/data/departures.toml")
+    command("measure", *data, "--epsilon", "1", "-o", tmp_path / "x.npz", cwd=folder, XDG_CACHE_HOME=str(tmp_path / "other"))
+    assert (tmp_path / "x.npz").exists()
+    assert not (tmp_path / "other").exists()
+    none = command(*question, cwd=folder, XDG_CACHE_HOME="/dev/null")
+    assert (none.stdout, none.stderr) == (first.stdout, "")
 
 
 def test_answers_along_an_axis(july):
