@@ -196,7 +196,6 @@ def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | N
     import numpy as np
 
     import dpinfer
-    from dpinfer import plots
     from dpinfer._files import replacing
 
     _refuse_overwriting(output, force)
@@ -213,6 +212,8 @@ def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | N
             text.writerows([*label, *row] for label, row in zip(labels, np.column_stack(columns).tolist(), strict=True))
         total = estimate.answer(dpinfer.queries.Total(n))
     if plot is not None:
+        from dpinfer import plots
+
         name, labels = (
             (next(iter(axes)), next(iter(axes.values())).labels) if len(axes) == 1 else ("cell", list(map(str, range(n))))
         )
@@ -240,7 +241,6 @@ def _answer(
     import numpy as np
     from rich.table import Table
 
-    from dpinfer import plots
     from dpinfer.inference.quantiles import quantiles
     from dpinfer.workloads import along_axis, named_ranges
 
@@ -268,6 +268,8 @@ def _answer(
     if plot is not None:
         if not sums:
             raise ValueError("--plot draws sums: give --range or --axis as well.")
+        from dpinfer import plots
+
         values, lower, upper = (np.array([s[key] for s in sums]) for key in ("estimate", "lower", "upper"))
         plots.save(plots.answers_figure([s["name"] for s in sums], values, lower, upper, level, axis=axis), plot)
     if as_json:

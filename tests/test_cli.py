@@ -216,7 +216,7 @@ def test_compiled_programs_are_kept_by_what_reads_releases(july, tmp_path):
     assert (tmp_path / "x.npz").exists()
     assert not (tmp_path / "other").exists()
     none = command(*question, cwd=folder, XDG_CACHE_HOME="/dev/null")
-    assert (none.stdout, none.stderr) == (first.stdout, "")
+    assert (none.returncode, none.stdout, none.stderr) == (0, first.stdout, "")
 
 
 def test_answers_along_an_axis(july):

@@ -118,7 +118,7 @@ def to_device(array: Any, dtype: Any) -> jax.Array:
     """``array`` as a JAX array of a dtype, converted on the host if it is there, where it needs no compiled program."""
     if isinstance(array, jax.Array):
         return array if array.dtype == dtype else array.astype(dtype)
-    return jnp.asarray(np.asarray(array, dtype))
+    return jax.device_put(np.asarray(array, dtype))  # jnp.asarray would compile a program for each shape
 
 
 def as_floats(array: Any) -> jax.Array:

@@ -15,6 +15,7 @@ from dpinfer.inference.iterative_estimate import IterativeEstimate, solve_iterat
 from dpinfer.inference.kronecker_estimate import solve_kronecker
 from dpinfer.inference.marginals_estimate import as_marginals, part_variances, solve_marginals
 from dpinfer.inference.orthogonal_estimate import OrthogonalEstimate, solve_orthogonal
+from dpinfer.inference.padded import PaddedTreeEstimate, Padding, padding_of, solve_padded
 from dpinfer.inference.stacks import pool, stack_tree
 from dpinfer.inference.tree import MAX_REGULAR_RATIO
 from dpinfer.inference.tree_estimate import TreeEstimate, solve_complete, solve_deep, solve_shallow
@@ -69,14 +70,14 @@ def least_squares(measurement: Measurement | Release) -> LinearEstimate:
     stddev = to_device(measurement.stddev, values.dtype)
     match measurement.queries:
         case CompleteTree() as tree:
-            estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
+            estimate = _checked(_solve_complete_tree(tree, padding_of(tree), values, stddev), measurement)
         case ParentTree() as tree:
             estimate = _checked(_solve_parent_tree(tree, values, stddev), measurement)
         case GridTree() as tree:
             estimate = _checked(_solve_grid_tree(tree, values, stddev), measurement)
         case Identity(n):
             tree = CompleteTree(n, max(n, 2))
-            estimate = _checked(solve_complete(tree, values, stddev, is_regular=_is_regular(stddev)), measurement)
+            estimate = _checked(_solve_complete_tree(tree, padding_of(Identity(n)), values, stddev), measurement)
         case _:
             estimate = _solve_other(measurement, values, stddev)
     return replace(estimate, measurement=measurement)
@@ -88,6 +89,14 @@ def _is_regular(stddev: jax.Array) -> bool:
         return False
     least, most = np.asarray(stddev).min(), np.asarray(stddev).max()
     return bool(least > 0 and most <= MAX_REGULAR_RATIO * least and np.isfinite(most))
+
+
+def _solve_complete_tree(
+    tree: CompleteTree, padding: Padding | None, values: jax.Array, stddev: jax.Array
+) -> TreeEstimate | PaddedTreeEstimate:
+    if padding is not None and _checks.is_concrete(values, stddev):
+        return solve_padded(tree, padding, np.asarray(values), np.asarray(stddev))
+    return solve_complete(tree, values, stddev, is_regular=_is_regular(stddev))
 
 
 def _solve_parent_tree(tree: ParentTree, values: jax.Array, stddev: jax.Array) -> TreeEstimate:
@@ -178,7 +187,7 @@ def _converged(estimate: IterativeEstimate) -> IterativeEstimate:
     return estimate
 
 
-def _checked(estimate: TreeEstimate, measurement: Measurement, nodes_of_rows: np.ndarray | None = None) -> TreeEstimate:
+def _checked(estimate: Any, measurement: Measurement, nodes_of_rows: np.ndarray | None = None) -> Any:
     """The estimate, if it is determined and its exact counts agree; inside jit nobody can look.
 
     ``nodes_of_rows`` says which node each row measures, if not one after the other.

@@ -10,6 +10,7 @@ Cells whose sum is known to be 0 are 0 and left out beforehand: no multiplier wo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import jax
@@ -22,6 +23,7 @@ from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import as_floats, over_cells, to_device
 from dpinfer.inference.iterative_estimate import symmetric_solution
+from dpinfer.inference.padded import padding_of
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Dense, Queries
 from dpinfer.queries.base import Array
@@ -82,8 +84,13 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
         ValueError: if the exact counts contradict each other or the signs, or if it does not converge; inside jit see
             ``converged``.
     """
-    problem, exact = pose(as_measurement(measurement))
+    measurement = as_measurement(measurement)
+    n = measurement.queries.shape[1]
+    problem, exact = pose(measurement, padded=True)
     estimate = _solve(problem)
+    if problem.queries.shape[1] != n:
+        cells, bounds = np.asarray(estimate.cells)[:n], np.asarray(estimate.bound_multipliers)[:n]
+        estimate = replace(estimate, cells=cells, bound_multipliers=bounds)
     if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
         rows, known = np.asarray(problem.rows), np.asarray(problem.known)
         if exact.size and (row := _impossible(rows, known)) is not None:
@@ -136,17 +143,31 @@ class Problem:
         return jax.lax.stop_gradient(jnp.sqrt(jnp.where(squares > 0, squares, 1.0)))
 
 
-def pose(measurement: Measurement) -> tuple[Problem, np.ndarray]:
-    """The problem that non-negative cells solve, and which rows of the measurement its ``rows`` are."""
+def pose(measurement: Measurement, *, padded: bool = False) -> tuple[Problem, np.ndarray]:
+    """The problem that non-negative cells solve, and which rows of the measurement its ``rows`` are.
+
+    With ``padded`` it may be of more cells, of which those that are added are zero (``inference/padded.py``).
+    """
     _checks.exact_in_float("values", measurement.values)
-    values = as_floats(measurement.values)
-    stddev = jnp.broadcast_to(to_device(measurement.stddev, values.dtype), values.shape)
     queries, known = measurement.queries, measurement.known_stddev
-    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, values.shape) == 0)
+    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, measurement.values.shape) == 0)
     empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
     rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
-    stddev = jnp.where(np.isin(np.arange(values.shape[0]), exact), jnp.inf, stddev)
-    return _problem(queries, values, stddev, jnp.asarray(rows, values.dtype), values[exact]), exact
+    values = as_floats(measurement.values)
+    padding = padding_of(queries) if padded and known is not None and _checks.is_concrete(measurement) else None
+    if padding is None:
+        stddev = jnp.broadcast_to(to_device(measurement.stddev, values.dtype), values.shape)
+        stddev = jnp.where(np.isin(np.arange(values.shape[0]), exact), jnp.inf, stddev)
+        return _problem(queries, values, stddev, to_device(rows, values.dtype), values[exact]), exact
+    host = np.asarray(values)
+    spread = np.array(np.broadcast_to(known, host.shape), dtype=host.dtype)
+    spread[exact] = np.inf
+    wide = np.pad(rows, ((0, 0), (0, padding.queries.shape[1] - queries.shape[1])))
+    entries = (padding.spread(host, 0.0), padding.spread(spread, np.inf), wide, host[exact])
+    problem = _problem(padding.queries, *(to_device(x, host.dtype) for x in entries))
+    allowed = np.array(problem.allowed)
+    allowed[queries.shape[1] :] = 0.0
+    return replace(problem, allowed=to_device(allowed, host.dtype)), exact
 
 
 @jax.jit

@@ -105,8 +105,15 @@ class TreeEstimate(LinearEstimate):
         return _join(pieces, self._dtype)
 
     def _covariance(self, workload: Queries) -> Array:
-        structure = _structure(self.tree)
-        return _covariance(self, structure, to_device(workload.dense(), self._dtype))
+        return self.covariance_of_rows(workload.dense())
+
+    def stddev_of_rows(self, rows: Array) -> jax.Array:
+        """The standard deviations of answers with given cell weights, [k, n]."""
+        return jnp.asarray(_answer_rows(self, _structure(self.tree), to_device(rows, self._dtype)).stddev)
+
+    def covariance_of_rows(self, rows: Array) -> jax.Array:
+        """Their covariance matrix, [k, k]."""
+        return _covariance(self, _structure(self.tree), to_device(rows, self._dtype))
 
     def _answer_ranges(self, starts: np.ndarray, stops: np.ndarray) -> Answers:
         structure = _structure(self.tree)
