@@ -180,7 +180,7 @@ def _of_blocks(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows
 def _inside_jit(function: Callable[..., Any], batch: _Batch, key: Any) -> Any:
     one = _one(function, batch.structure, batch.is_shared)
     specs = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch.leaves)
-    width = _width(one, specs, batch.shared, key, batch.size)
+    width = _width(one, specs, batch.shared, key, batch.size, jax.default_backend())
     blocks = -(-batch.size // width)
     rows = jnp.minimum(jnp.arange(blocks * width, dtype=np.uint32), max(batch.size - 1, 0)).reshape(blocks, width)
     leaves = tuple(jnp.asarray(leaf)[rows] for leaf in batch.leaves)
@@ -337,7 +337,7 @@ def _compiled(
     row = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs)
     shared = [jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in shared_specs]
     seed = None if impl is None else jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
-    width = _width(one, row, shared, seed, size)
+    width = _width(one, row, shared, seed, size, devices[0].platform)
     result = jax.eval_shape(one, row, shared, seed, jax.ShapeDtypeStruct((), np.uint32))
     row_bytes = _bytes([*row, *jax.tree.leaves(result)])
     if count is None:
@@ -376,15 +376,14 @@ def _bytes(specs: Sequence[Any]) -> int:
     return sum(int(np.prod(x.shape, dtype=np.int64)) * getattr(x.dtype, "itemsize", 8) for x in specs)
 
 
-def _width(one: Callable[..., Any], row: tuple[Any, ...], shared: Any, key: Any, size: int) -> int:
-    """How many problems a block holds, a power of two."""
+def _width(one: Callable[..., Any], row: tuple[Any, ...], shared: Any, key: Any, size: int, platform: str) -> int:
+    """How many problems a block holds."""
     jaxpr = jax.make_jaxpr(one)(row, shared, key, jax.ShapeDtypeStruct((), np.uint32))
     need = max(1, _bytes([*row, *jaxpr.out_avals]) + _largest(jaxpr.jaxpr))
-    platform = jax.default_backend()
     room = _BLOCK_BYTES.get(platform, _BLOCK_BYTES_ELSEWHERE) // need
-    most = min(max(1, room), _MAX_WIDTH.get(platform, _MAX_WIDTH_ELSEWHERE))
-    wanted = max(1, -(-size // _MIN_BLOCKS))
-    return min(1 << (most.bit_length() - 1), 1 << (wanted - 1).bit_length())
+    most = min(max(1, room), _MAX_WIDTH.get(platform, _MAX_WIDTH_ELSEWHERE), max(1, -(-size // _MIN_BLOCKS)))
+    blocks = -(-size // most)
+    return max(1, -(-size // max(1, blocks)))  # all blocks of one width, the last nearly full
 
 
 def _largest(jaxpr: Any) -> int:

@@ -191,7 +191,7 @@ def test_what_is_no_batch_is_named():
         dp.map_problems(lambda key: key, key=jax.random.key(0))
     with pytest.raises(ValueError, match="key must be one typed key"):
         dp.map_problems(lambda x, key: x, np.ones(3), key=jax.random.PRNGKey(0))
-    with pytest.raises(ValueError, match=r"memory_limit must be at least [0-9]+ bytes \(blocks hold 128 problems\), got 1000"):
+    with pytest.raises(ValueError, match=r"memory_limit must be at least [0-9]+ bytes \(blocks hold 125 problems\), got 1000"):
         dp.map_problems(lambda x: jnp.cumsum(x), np.ones((1000, 100)), memory_limit=1000)
     batch = dp.Measurement.batch(Prefix(3), np.ones((4, 3)), "laplace", 1.0)
     with pytest.raises(

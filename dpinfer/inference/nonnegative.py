@@ -154,8 +154,8 @@ def pose(measurement: Measurement, *, padded: bool = False) -> tuple[Problem, np
     empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
     rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
     values = as_floats(measurement.values)
-    padding = padding_of(queries) if padded and known is not None and _checks.is_concrete(measurement) else None
-    if padding is None:
+    padding = padding_of(queries) if padded and _checks.is_concrete(measurement) else None
+    if padding is None or known is None:
         stddev = jnp.broadcast_to(to_device(measurement.stddev, values.dtype), values.shape)
         stddev = jnp.where(np.isin(np.arange(values.shape[0]), exact), jnp.inf, stddev)
         return _problem(queries, values, stddev, to_device(rows, values.dtype), values[exact]), exact

@@ -1,6 +1,7 @@
 """Trees that are cut share the programs of the full tree, and their estimates are those of a program of their own."""
 
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ def counting_compilations():
     """A list that grows by one with each program that XLA compiles."""
     compiled = []
 
-    def listen(event, _, **__):
+    def listen(event, duration_secs, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
@@ -55,8 +56,13 @@ def test_padded_estimates_against_dense_least_squares(tree, case):
     np.testing.assert_allclose(
         estimate.covariance(Prefix(n)), np.asarray(Prefix(n).dense()) @ covariance @ np.asarray(Prefix(n).dense()).T, atol=1e-10
     )
-    inside = jax.jit(lambda v: dp.least_squares(dp.Measurement(tree, v, "gaussian", measurement.scale)).node_variances)(values)
-    np.testing.assert_allclose(estimate.node_variances, inside, atol=1e-12)
+
+    @jax.jit
+    def inside(v):
+        found: Any = dp.least_squares(dp.Measurement(tree, v, "gaussian", measurement.scale))
+        return found.node_variances
+
+    np.testing.assert_allclose(estimate.node_variances, inside(values), atol=1e-12)
     if isinstance(tree, Tree):
         skipped = 0 if tree.root_measured else 1
         np.testing.assert_allclose(np.asarray(estimate.node_values)[skipped:], np.asarray(tree @ cells), atol=1e-10)
