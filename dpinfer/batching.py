@@ -242,13 +242,15 @@ def _stream(
     if not batch.size:
         yield slice(0, 0), jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), program.result)
     waiting: list[tuple[slice, Any]] = []
-    for first in range(0, batch.size, step):
-        waiting.append(dispatch(first))  # runs while the results before are taken and used
-        if len(waiting) > 1:
-            yield _taken(waiting.pop(0), report)
-    for last in waiting:
-        yield _taken(last, report)
-    report(None)
+    try:
+        for first in range(0, batch.size, step):
+            waiting.append(dispatch(first))  # runs while the results before are taken and used
+            if len(waiting) > 1:
+                yield _taken(waiting.pop(0), report)
+        for last in waiting:
+            yield _taken(last, report)
+    finally:
+        report(None)
 
 
 def _taken(dispatched: tuple[slice, Any], report: Callable[[int | None], None]) -> tuple[slice, Any]:

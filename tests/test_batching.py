@@ -69,7 +69,8 @@ def test_devices_and_processes_change_no_bit(tmp_path):
         coordinator = f"localhost:{probe.getsockname()[1]}"
 
     def start(output, devices, *more):
-        environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        environment = os.environ | {"XLA_FLAGS": flags}
         command = [sys.executable, str(SCRIPT), str(tmp_path / output), *more]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

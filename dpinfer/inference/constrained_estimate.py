@@ -38,7 +38,6 @@ class ConstrainedEstimate(LinearEstimate):
         response: [k, n], S C' transposed.
         inverse: [k, k], (C S C')^+.
         basis: [r, n], orthonormal rows that span those of C.
-        residual: [k], by how much each exact count is missed.
     """
 
     base: LinearEstimate
@@ -46,7 +45,6 @@ class ConstrainedEstimate(LinearEstimate):
     response: Array
     inverse: Array
     basis: Array
-    residual: Array
     measurement: Measurement | None = None
 
     def _spread(self, workload: Queries) -> jax.Array:
@@ -113,7 +111,7 @@ def solve_constrained(
             )
     _, sizes, right = np.linalg.svd(np.asarray(rows), full_matrices=False)
     basis = right[sizes > 1e-12 * sizes.max(initial=0.0)]
-    return ConstrainedEstimate(base, solution, response, inverse, basis, residual)
+    return ConstrainedEstimate(base, solution, response, inverse, basis)
 
 
 def _pseudo_inverse(matrix: jax.Array) -> jax.Array:

@@ -36,6 +36,19 @@ class LinearEstimate(abc.ABC):
         """The estimated cells, [n]."""
         return self.solution
 
+    @property
+    def constraint_residual(self) -> Array:
+        """By how much the cells miss each exact count, [k]: one entry for each row of scale 0, in order.
+
+        Raises:
+            ValueError: inside jit, if the scales are not known there.
+        """
+        known = None if self.measurement is None else self.measurement.known_stddev
+        if self.measurement is None or known is None:
+            raise ValueError("Which rows are exact counts cannot be seen inside jit: look at the estimate outside.")
+        exact = np.flatnonzero(np.broadcast_to(known, self.measurement.values.shape) == 0)
+        return (self.measurement.queries @ self.cells - self.measurement.values)[exact]
+
     def answer(self, workload: Any) -> Answers:
         """Estimated answers to ``workload`` (queries of the same cells, or a matrix [m, n]) with exact standard deviations.
 

@@ -35,7 +35,8 @@ def test_invariants_against_the_null_space_method(name):
     estimate = dp.least_squares(measurement)
     assert isinstance(estimate, ConstrainedEstimate)
     np.testing.assert_allclose(known @ np.asarray(estimate.cells), known @ cells, atol=1e-9)
-    np.testing.assert_allclose(estimate.residual, 0, atol=1e-9)
+    assert estimate.constraint_residual.shape == known.shape[:1]
+    np.testing.assert_allclose(estimate.constraint_residual, 0, atol=1e-9)
     np.testing.assert_array_equal(estimate.answer(known).stddev, 0)
     matrix = np.asarray(measurement.queries.dense(), dtype=float)
     variances = np.square(np.broadcast_to(measurement.stddev, measurement.values.shape))
@@ -61,6 +62,10 @@ def test_a_known_total_on_a_stack_of_partitions_is_kept_by_the_tree():
     estimate = dp.least_squares(noisy.with_exact(Total(4), [11]))
     assert isinstance(estimate, TreeEstimate)
     np.testing.assert_allclose(estimate.cells, [4, 2, -1, 6])
+    np.testing.assert_allclose(estimate.constraint_residual, [0], atol=1e-12)
+    assert dp.least_squares(noisy).constraint_residual.shape == (0,)
+    with pytest.raises(ValueError, match="cannot be seen inside jit"):
+        jax.jit(lambda s: dp.least_squares(dp.Measurement(Identity(2), [1, 2], "laplace", s)).constraint_residual)(1.0)
 
 
 def test_invariants_that_contradict_each_other_are_named_with_the_amount():
