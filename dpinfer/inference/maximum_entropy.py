@@ -147,7 +147,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     x, dual, *rest = _found(family, fit)
     moved = change_of_optimum(family.problem, x, tangents[0].problem)
     _, tilt = jax.jvp(lambda f: f.backward(dual), (family,), (tangents[0],))
-    unit = _row_unit(family, x)
+    unit = _row_unit(family.forward(x))
 
     def hessian(step: jax.Array) -> jax.Array:
         return unit * family.forward(x * family.backward(unit * step))
@@ -160,10 +160,10 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     return (x, *rest), (dx, *zeros)
 
 
-def _row_unit(family: _Family, x: jax.Array) -> jax.Array:
-    """1 / sqrt of the diagonal of A diag(x) A' where entries are 0 and 1, and of about its size where they are not."""
-    size = jnp.abs(family.forward(x))
-    least = jnp.finfo(x.dtype).eps * jnp.maximum(size.max(initial=0.0), jnp.finfo(x.dtype).tiny)
+def _row_unit(answers: jax.Array) -> jax.Array:
+    """1 / sqrt of the diagonal of A diag(x) A' where entries are 0 and 1, and of about its size where they are not, from A x."""
+    size = jnp.abs(answers)
+    least = jnp.finfo(answers.dtype).eps * jnp.maximum(size.max(initial=0.0), jnp.finfo(answers.dtype).tiny)
     return jax.lax.stop_gradient(1 / jnp.sqrt(jnp.maximum(size, least)))
 
 
@@ -174,30 +174,29 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
     largest = jnp.maximum(jnp.abs(target).max(initial=0.0), jnp.finfo(dtype).tiny)
     uniform = allowed * fit.sum() / jnp.maximum(allowed.sum(), 1.0)
 
-    def residual(x: jax.Array) -> jax.Array:
-        return jnp.abs(family.forward(x) - target).max(initial=0.0) / largest
+    def missed_by(answers: jax.Array) -> jax.Array:
+        return jnp.abs(answers - target).max(initial=0.0) / largest
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
         *_, missed, _, since, count = state
         return (missed > 16 * eps) & (since < _PATIENCE) & (count < _MAX_ROUNDS)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        dual, x, missed, lowest, since, count = state
-        unit = _row_unit(family, x)
+        dual, tilt, answers, missed, lowest, since, count = state
+        x, unit = uniform * jnp.exp(jnp.minimum(tilt, 600.0)), _row_unit(answers)
 
         def hessian(step: jax.Array) -> jax.Array:
             return unit * family.forward(x * family.backward(unit * step))
 
-        wanted = target - family.forward(x)
+        wanted = target - answers
         # As accurate as the step is good for, but not into the rounding errors of the target.
         rounding = 64 * eps * jnp.linalg.norm(unit * target) / jnp.linalg.norm(unit * wanted)
         direction = unit * symmetric_solution(hessian, unit * wanted, jnp.clip(jnp.maximum(missed, rounding), 1e-10, 0.1))
-        tilt, slope = family.backward(direction), wanted @ direction
-        pull = target @ direction
+        turn, slope, pull = family.backward(direction), wanted @ direction, target @ direction
 
         def falls(length: jax.Array) -> jax.Array:
             # The change of the dual objective from the step itself: differences of the objective would lose it to rounding.
-            change = (x * jnp.expm1(jnp.minimum(length * tilt, 600.0))).sum() - length * pull
+            change = (x * jnp.expm1(jnp.minimum(length * turn, 600.0))).sum() - length * pull
             return change <= -0.01 * length * slope + eps * (jnp.abs(length * pull) + x.sum())
 
         length, _ = while_loop(
@@ -205,15 +204,17 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
             lambda s: (s[0] / 2, s[1] + 1),
             (jnp.ones((), dtype), jnp.zeros((), jnp.int32)),
         )
-        dual = dual + length * direction
-        x = uniform * jnp.exp(jnp.minimum(family.backward(dual), 600.0))
-        missed = residual(x)
+        dual, tilt = dual + length * direction, tilt + length * turn
+        answers = family.forward(uniform * jnp.exp(jnp.minimum(tilt, 600.0)))
+        missed = missed_by(answers)
         since = jnp.where(missed < 0.9 * lowest, 0, since + 1)
-        return dual, x, missed, jnp.minimum(lowest, missed), since, count + 1
+        return dual, tilt, answers, missed, jnp.minimum(lowest, missed), since, count + 1
 
-    first, zero = residual(uniform), jnp.zeros((), jnp.int32)
-    start = (jnp.zeros_like(target), uniform, first, first, zero, zero)
-    dual, x, missed, _, _, steps = while_loop(goes_on, step, start)
+    zero, answers = jnp.zeros((), jnp.int32), family.forward(uniform)
+    first = missed_by(answers)
+    start = (jnp.zeros_like(target), jnp.zeros_like(uniform), answers, first, first, zero, zero)
+    dual, tilt, _, missed, _, _, steps = while_loop(goes_on, step, start)
+    x = uniform * jnp.exp(jnp.minimum(tilt, 600.0))
     # The total is determined if the sum of the allowed cells is a combination of the rows.
     ones = jax.lax.stop_gradient(allowed)[None, :]
     rest = conjugate_gradients(

@@ -111,7 +111,8 @@ def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
     """The exact count that non-negative cells miss most when they are fitted to nothing else; None if they keep all."""
     weights = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
     values, none = jnp.asarray(known, float), np.zeros((0, rows.shape[1]))
-    alone = _solve(_problem(Dense(rows), values, 1 / jnp.asarray(weights), jnp.asarray(none, values.dtype), values[:0]))
+    exact = jnp.zeros((0,), jnp.int32)
+    alone = _solve(_problem(Dense(rows), values, 1 / jnp.asarray(weights), jnp.asarray(none, values.dtype), exact))
     missed = np.abs(rows @ np.asarray(alone.cells) - known) * weights
     return int(missed.argmax()) if missed.max() > 1e-6 * np.abs(known * weights).max(initial=1e-300) else None
 
@@ -156,22 +157,23 @@ def pose(measurement: Measurement, *, padded: bool = False) -> tuple[Problem, np
     values = as_floats(measurement.values)
     padding = padding_of(queries) if padded and _checks.is_concrete(measurement) else None
     if padding is None or known is None:
-        stddev = jnp.broadcast_to(to_device(measurement.stddev, values.dtype), values.shape)
-        stddev = jnp.where(np.isin(np.arange(values.shape[0]), exact), jnp.inf, stddev)
-        return _problem(queries, values, stddev, to_device(rows, values.dtype), values[exact]), exact
+        stddev = to_device(measurement.stddev, values.dtype)
+        return _problem(queries, values, stddev, to_device(rows, values.dtype), to_device(exact, np.int32)), exact
     host = np.asarray(values)
     spread = np.array(np.broadcast_to(known, host.shape), dtype=host.dtype)
-    spread[exact] = np.inf
     wide = np.pad(rows, ((0, 0), (0, padding.queries.shape[1] - queries.shape[1])))
-    entries = (padding.spread(host, 0.0), padding.spread(spread, np.inf), wide, host[exact])
-    problem = _problem(padding.queries, *(to_device(x, host.dtype) for x in entries))
+    entries = (padding.spread(host, 0.0), padding.spread(spread, np.inf), wide)
+    places = to_device(padding.rows[exact], np.int32)
+    problem = _problem(padding.queries, *(to_device(x, host.dtype) for x in entries), places)
     allowed = np.array(problem.allowed)
     allowed[queries.shape[1] :] = 0.0
     return replace(problem, allowed=to_device(allowed, host.dtype)), exact
 
 
 @jax.jit
-def _problem(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, known: jax.Array) -> Problem:
+def _problem(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, exact: jax.Array) -> Problem:
+    known = values[exact]
+    stddev = jnp.broadcast_to(stddev, values.shape).at[exact].set(jnp.inf)
     measured = jnp.isfinite(stddev)
     least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
     least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
