@@ -6,7 +6,7 @@ afterwards. Since a row always is at the same place of the same block, and its k
 depend on the limit, the number of devices or of processes, to the last bit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -193,6 +193,8 @@ def _stream(
 ) -> Iterator[tuple[slice, Any]]:
     memory_limit = _checks.integer("memory_limit", memory_limit, least=1)
     devices = tuple(jax.devices() if devices is None else devices)
+    if not isinstance(function, Hashable):  # no program can be found by it
+        function = partial(function)
     # Typed keys among the problems travel as the numbers they are made of.
     kinds = tuple(str(jax.random.key_impl(x)) if _is_key(x) else None for x in batch.leaves)
     batch = batch._replace(leaves=tuple(jax.random.key_data(x) if _is_key(x) else x for x in batch.leaves))

@@ -141,6 +141,25 @@ def test_keys_and_numbers_of_problems():
     assert dp.map_problems(draw, key=jax.random.key(5), num_problems=1).shape == (1, 2)
 
 
+def test_whatever_can_be_called_and_returned():
+    class Shift:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+        def __call__(self, x):
+            return {"moved": x + 1, "nothing": None, "constant": 2.0}
+
+    found = dp.map_problems(Shift(), np.arange(3))
+    np.testing.assert_array_equal(found["moved"], [1, 2, 3])
+    np.testing.assert_array_equal(found["constant"], [2.0, 2.0, 2.0])
+    assert found["nothing"] is None
+    nested = dp.map_problems(
+        lambda d, flag: jnp.where(flag, d["x"][0], d["y"]),
+        {"x": [np.arange(3)], "y": np.ones(3, np.float32)},
+        np.array([True, False, True]),
+    )
+    np.testing.assert_array_equal(nested, [0, 1, 2])
+
+
 def test_a_second_call_compiles_nothing():
     def double(x):
         return 2 * x
