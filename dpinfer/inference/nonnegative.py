@@ -89,8 +89,8 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
     problem, exact = pose(measurement, padded=True)
     estimate = _solve(problem)
     if problem.queries.shape[1] != n:
-        cells, bounds = np.asarray(estimate.cells)[:n], np.asarray(estimate.bound_multipliers)[:n]
-        estimate = replace(estimate, cells=cells, bound_multipliers=bounds)
+        cut = [to_device(np.asarray(x)[:n], x.dtype) for x in (estimate.cells, estimate.bound_multipliers)]
+        estimate = replace(estimate, cells=cut[0], bound_multipliers=cut[1])
     if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
         rows, known = np.asarray(problem.rows), np.asarray(problem.known)
         if exact.size and (row := _impossible(rows, known)) is not None:

@@ -61,7 +61,7 @@ class PaddedTreeEstimate(LinearEstimate):
     Attributes:
         tree: the tree that was measured.
         full: the estimate of the full one.
-        cells: [n], on the host.
+        cells: [n].
     """
 
     tree: CompleteTree = static()
@@ -119,4 +119,4 @@ def solve_padded(tree: CompleteTree, padding: Padding, values: np.ndarray, stdde
     full = solve_complete(
         padding.queries, to_device(padding.spread(values, 0.0), dtype), to_device(spread, dtype), is_regular=False
     )
-    return PaddedTreeEstimate(tree, full, np.asarray(full.cells)[: tree.n])
+    return PaddedTreeEstimate(tree, full, to_device(np.asarray(full.cells)[: tree.n], dtype))

@@ -46,6 +46,7 @@ def test_padded_estimates_against_dense_least_squares(tree, case):
     measurement = dp.Measurement(tree, values, "gaussian", np.sqrt(variances) if case != "equal" else np.sqrt(2.0))
     estimate = dp.least_squares(measurement)
     assert isinstance(estimate, PaddedTreeEstimate)
+    assert isinstance(estimate.cells, jax.Array)
     cells, covariance = weighted_least_squares(np.asarray(tree.dense(), dtype=float), values, variances)
     np.testing.assert_allclose(estimate.cells, cells, atol=1e-10)
     for workload in (Identity(n), Prefix(n), Dense(rng.normal(size=(3, n)))):
