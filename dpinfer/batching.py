@@ -71,7 +71,8 @@ def map_problems(
         ValueError: if the problems are not of one number, or if a single block needs more than ``memory_limit``.
     """
     batch = _batch(problems, key, num_problems)
-    if any(isinstance(leaf, Tracer) for leaf in (*batch.leaves, *jax.tree.leaves((batch.shared, key)))):
+    # Inside jit even a constant is traced, and nothing can be run before the whole is compiled.
+    if any(isinstance(leaf, Tracer) for leaf in (*batch.leaves, *jax.tree.leaves((batch.shared, key)), jnp.zeros(()))):
         return _inside_jit(function, batch, key)
     whole = None
     for rows, result in _stream(function, batch, key, memory_limit, devices, progress):
@@ -125,6 +126,8 @@ def _batch(problems: tuple[Any, ...], key: Any, num_problems: int | None) -> _Ba
             continue
         array = leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)
         name = f"problems{jax.tree_util.keystr(path)}"
+        if not (isinstance(array, jax.Array) or array.dtype.kind in "biufc"):
+            raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}.")
         if array.ndim == 0:
             raise ValueError(
                 f"{name} must have the problems along its first axis, got the single value {leaf!r}; let the function close over "
@@ -180,7 +183,8 @@ def _of_blocks(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows
 def _inside_jit(function: Callable[..., Any], batch: _Batch, key: Any) -> Any:
     one = _one(function, batch.structure, batch.is_shared)
     specs = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch.leaves)
-    width = _width(one, specs, batch.shared, key, batch.size, jax.default_backend())
+    jaxpr = jax.make_jaxpr(one)(specs, batch.shared, key, jax.ShapeDtypeStruct((), np.uint32))
+    width = _width(jaxpr, specs, batch.size, jax.default_backend())
     blocks = -(-batch.size // width)
     rows = jnp.minimum(jnp.arange(blocks * width, dtype=np.uint32), max(batch.size - 1, 0)).reshape(blocks, width)
     leaves = tuple(jnp.asarray(leaf)[rows] for leaf in batch.leaves)
@@ -193,6 +197,8 @@ def _stream(
 ) -> Iterator[tuple[slice, Any]]:
     memory_limit = _checks.integer("memory_limit", memory_limit, least=1)
     devices = tuple(jax.devices() if devices is None else devices)
+    if not devices:
+        raise ValueError("devices must not be empty; leave it out for all devices.")
     if not isinstance(function, Hashable):  # no program can be found by it
         function = partial(function)
     # Typed keys among the problems travel as the numbers they are made of.
@@ -341,8 +347,15 @@ def _compiled(
     row = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs)
     shared = [jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in shared_specs]
     seed = None if impl is None else jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
-    width = _width(one, row, shared, seed, size, devices[0].platform)
-    result = jax.eval_shape(one, row, shared, seed, jax.ShapeDtypeStruct((), np.uint32))
+    jaxpr, result = jax.make_jaxpr(one, return_shape=True)(row, shared, seed, jax.ShapeDtypeStruct((), np.uint32))
+    if any(isinstance(x, Tracer) for x in jaxpr.consts):
+        raise ValueError(
+            "function must not close over a value that is being traced (by grad or vmap around this call): pass it among the "
+            "problems, repeated for each."
+        )
+    if any(_is_key(x) for x in jax.tree.leaves(result)):
+        raise ValueError("function must return arrays of numbers, got typed keys: return jax.random.key_data of them.")
+    width = _width(jaxpr, row, size, devices[0].platform)
     row_bytes = _bytes([*row, *jax.tree.leaves(result)])
     if count is None:
         return _Program(width, row_bytes, result, one, 0)
@@ -380,9 +393,8 @@ def _bytes(specs: Sequence[Any]) -> int:
     return sum(int(np.prod(x.shape, dtype=np.int64)) * getattr(x.dtype, "itemsize", 8) for x in specs)
 
 
-def _width(one: Callable[..., Any], row: tuple[Any, ...], shared: Any, key: Any, size: int, platform: str) -> int:
+def _width(jaxpr: Any, row: tuple[Any, ...], size: int, platform: str) -> int:
     """How many problems a block holds."""
-    jaxpr = jax.make_jaxpr(one)(row, shared, key, jax.ShapeDtypeStruct((), np.uint32))
     need = max(1, _bytes([*row, *jaxpr.out_avals]) + _largest(jaxpr.jaxpr))
     room = _BLOCK_BYTES.get(platform, _BLOCK_BYTES_ELSEWHERE) // need
     most = min(max(1, room), _MAX_WIDTH.get(platform, _MAX_WIDTH_ELSEWHERE), max(1, -(-size // _MIN_BLOCKS)))

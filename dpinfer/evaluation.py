@@ -90,6 +90,9 @@ def simulate_error(
         raise ValueError(
             f"truth must have shape [{strategy.shape[1]}] or [truths, {strategy.shape[1]}], got {list(truths.shape)}."
         )
+    _checks.finite("truth", truths)
+    if not truths.size:
+        raise ValueError(f"truth must hold at least one truth, got shape {list(truths.shape)}.")
     budgets = np.asarray(value, dtype=float)
     own_axes = 1 if kind.startswith("level") else 0
     if budgets.ndim not in (own_axes, own_axes + 1) or not budgets.size:
@@ -111,7 +114,12 @@ def simulate_error(
             cells, strategy, **{kind: budget}, noise=law, row_weights=row_weights, neighbors=neighbors, key=key
         )
         found = estimator(measurement)
-        error = jnp.asarray(queries @ (jnp.asarray(getattr(found, "cells", found)) - cells))
+        estimated = jnp.asarray(getattr(found, "cells", found))
+        if estimated.shape != cells.shape:
+            raise ValueError(
+                f"estimator must return {cells.shape[0]} cells, or something that has them, got shape {list(estimated.shape)}."
+            )
+        error = jnp.asarray(queries @ (estimated - cells))
         return jnp.square(error).mean(), error[:num_single]
 
     which = np.repeat(np.arange(grid[0] * grid[1]), num_draws)

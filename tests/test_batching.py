@@ -115,6 +115,12 @@ def test_queries_with_numbers_belong_to_all_problems():
     np.testing.assert_allclose(got, np.linalg.lstsq(matrix, values.T)[0].T, rtol=1e-10)
 
 
+def test_exact_rows_that_cannot_be_seen_give_no_false_certainty():
+    batch = dp.Measurement.batch(Dense(np.tri(3)), np.ones((2, 3)), "laplace", np.array([[0, 1, 1.0], [0, 1, 1]]))
+    stddev = dp.map_problems(lambda m: dp.least_squares(m).answer(np.ones((1, 3))).stddev, batch)
+    assert np.all(np.isnan(stddev))
+
+
 def test_inside_jit_and_grad():
     def mean_square(epsilon, key):
         cells = dp.least_squares(dp.simulate(jnp.zeros(4), Tree.complete(4, 2), epsilon=epsilon, key=key)).cells
@@ -125,6 +131,18 @@ def test_inside_jit_and_grad():
     np.testing.assert_allclose(jax.jit(lambda e: dp.map_problems(mean_square, e, key=key))(epsilons), outside, rtol=1e-12)
     gradient = jax.grad(lambda e: dp.map_problems(mean_square, e, key=key).sum())(jnp.asarray(epsilons))
     np.testing.assert_allclose(gradient, -2 * outside / epsilons, rtol=1e-10)  # the error is proportional to 1 / epsilon
+
+
+def test_what_is_traced_around_a_call():
+    def square(x):
+        return x * x
+
+    inside = jax.jit(lambda y: y + dp.map_problems(square, np.arange(7.0))[2])
+    assert float(inside(1.0)) == 5
+    with pytest.raises(ValueError, match="function must not close over a value that is being traced"):
+        jax.grad(lambda y: dp.map_problems(lambda x: x * y, np.ones(7)).sum())(1.0)
+    passed = jax.grad(lambda y: dp.map_problems(lambda x, y: x * y, np.ones(7), jnp.broadcast_to(y, (7,))).sum())(1.0)
+    assert float(passed) == 7
 
 
 def test_keys_and_numbers_of_problems():
@@ -213,6 +231,12 @@ def test_what_is_no_batch_is_named():
         dp.map_problems(lambda x, key: x, np.ones(3), key=jax.random.PRNGKey(0))
     with pytest.raises(ValueError, match=r"memory_limit must be at least [0-9]+ bytes \(blocks hold 125 problems\), got 1000"):
         dp.map_problems(lambda x: jnp.cumsum(x), np.ones((1000, 100)), memory_limit=1000)
+    with pytest.raises(ValueError, match="devices must not be empty"):
+        dp.map_problems(lambda x: x, np.ones(3), devices=[])
+    with pytest.raises(ValueError, match=r"problems\[0\] must hold numbers, got dtype <U1"):
+        dp.map_problems(lambda x: x, np.array(["a"]))
+    with pytest.raises(ValueError, match="function must return arrays of numbers, got typed keys"):
+        dp.map_problems(lambda key: key, key=jax.random.key(0), num_problems=3)
     batch = dp.Measurement.batch(Prefix(3), np.ones((4, 3)), "laplace", 1.0)
     with pytest.raises(
         ValueError, match=r"measurement must be one problem, got a batch with values of shape \[4, 3\]: use map_problems"

@@ -113,6 +113,9 @@ def test_simulated_errors_of_a_biased_estimator():
         ({"epsilon": [1, 0]}, r"epsilon\[1\] must be positive, got 0"),
         ({"epsilon": np.ones((2, 2))}, "epsilon must have 0 axes, or one more for several budgets"),
         ({"num_draws": 1}, "num_draws must be at least 2"),
+        ({"truth": np.full(12, np.nan)}, "truth must be finite"),
+        ({"truth": np.zeros((0, 12))}, "truth must hold at least one truth"),
+        ({"estimator": lambda m: m.values[:1]}, r"estimator must return 12 cells, or something that has them, got shape \[1\]"),
         ({"workload": Prefix(3)}, "workload must be over the estimate's 12 cells, got 3"),
     ],
     ids=str,
@@ -120,4 +123,4 @@ def test_simulated_errors_of_a_biased_estimator():
 def test_what_cannot_be_simulated_is_named(arguments, message):
     usual = {"truth": np.zeros(12), "workload": Identity(12), "epsilon": 1.0, "key": jax.random.key(0)}
     with pytest.raises(ValueError, match=message):
-        evaluation.simulate_error(TREE, dp.least_squares, **(usual | arguments))
+        evaluation.simulate_error(TREE, **({"estimator": dp.least_squares} | usual | arguments))

@@ -109,9 +109,9 @@ def over_cells(workload: Any, num_cells: int) -> Queries:
 
 
 def root(variance: jax.Array) -> jax.Array:
-    """The square root of a variance, with a derivative of 0 and no nan where it is 0 (or below it, by rounding)."""
+    """The square root of a variance, with a derivative of 0 where it is 0 (or below it, by rounding); nan stays nan."""
     positive = variance > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), jnp.where(jnp.isnan(variance), jnp.nan, 0.0))
 
 
 def unmet(rest: jax.Array, rows: jax.Array) -> jax.Array:

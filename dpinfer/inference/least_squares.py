@@ -192,7 +192,7 @@ def _checked(estimate: Any, measurement: Measurement, nodes_of_rows: np.ndarray 
 
     ``nodes_of_rows`` says which node each row measures, if not one after the other.
     """
-    if not _checks.is_concrete(estimate.is_determined, measurement.scale):
+    if not _checks.is_concrete(estimate.is_determined, measurement.scale, measurement.values):
         return estimate
     tree = estimate.tree
     if not np.all(np.asarray(estimate.is_determined)):

@@ -188,7 +188,10 @@ def _problem(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.A
 def _solve(problem: Problem) -> NonnegativeEstimate:
     x, kkt, missed, bounds, steps = _optimum(problem)
     good = 1e-8 if problem.values.dtype == jnp.float64 else 1e-3
-    size = jnp.abs(problem.rows) @ (jnp.abs(x) + jnp.abs(x).max()) + jnp.abs(problem.known)
+    rows = jnp.abs(problem.rows)
+    size = rows @ (jnp.abs(x) + jnp.abs(x).max()) + jnp.abs(problem.known)
+    # And what rounding leaves of much larger noisy values, where the exact counts are tiny beside them.
+    size = size + 1e-3 * rows.max(axis=1, initial=0.0) * jnp.abs(problem.values).max(initial=0.0)
     converged = (kkt <= good) & jnp.all(jnp.abs(missed) <= good * jnp.max(size, initial=jnp.finfo(x.dtype).tiny))
     return NonnegativeEstimate(x, kkt, missed, bounds, steps, converged)
 

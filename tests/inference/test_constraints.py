@@ -68,6 +68,15 @@ def test_a_known_total_on_a_stack_of_partitions_is_kept_by_the_tree():
         jax.jit(lambda s: dp.least_squares(dp.Measurement(Identity(2), [1, 2], "laplace", s)).constraint_residual)(1.0)
 
 
+@pytest.mark.parametrize("n", [4, 5])
+@pytest.mark.parametrize("law", ["laplace", "discrete_laplace", "gaussian"])
+def test_intervals_beside_an_exact_cell(n, law):
+    scale = np.r_[0.0, np.ones(n - 1)]
+    whole = dp.least_squares(dp.Measurement(Identity(n), np.arange(n), law, scale)).answer(Total(n)).interval(0.9)
+    dense = dp.least_squares(dp.Measurement(Dense(np.eye(n)), np.arange(n), law, scale)).answer(Total(n)).interval(0.9)
+    np.testing.assert_allclose(whole, dense, atol=1e-9)
+
+
 def test_invariants_that_contradict_each_other_are_named_with_the_amount():
     noisy = dp.Measurement(Prefix(4), np.arange(4.0), "laplace", 1.0)
     known = VStack([Total(4), Ranges(4, [0, 2], [2, 4])])

@@ -165,6 +165,12 @@ def test_what_cannot_be_is_named():
         _ = answers.stddev
 
 
+def test_exact_counts_far_smaller_than_the_noisy_values():
+    for total in (1e-6, 1e-3, 1e6):
+        measurement = dp.Measurement(Identity(4), [3.0, 1, 2, 4], "laplace", 1.0).with_exact(Total(4), [total])
+        assert np.asarray(nonnegative_least_squares(measurement).cells).sum() == pytest.approx(total, rel=1e-4)
+
+
 def test_nothing_measured_and_rows_left_out():
     nothing = dp.Measurement(Identity(3), np.ones(3), "laplace", np.inf)
     np.testing.assert_array_equal(nonnegative_least_squares(nothing).cells, 0)
