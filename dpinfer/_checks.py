@@ -118,6 +118,12 @@ def exact_in_float(name: str, values: Any) -> None:
         )
 
 
+def typed_key(key: Any) -> None:
+    """Refuse everything but one typed key of JAX."""
+    if not (isinstance(key, jax.Array) and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
+        raise ValueError("key must be one typed key: jax.random.key(seed), or one of jax.random.split(key, num) under vmap.")
+
+
 def relation(neighbors: Any) -> str:
     """``neighbors`` if it is a neighbour relation that the library knows."""
     return choice("neighbors", neighbors, ("add_remove", "replace_one"))

@@ -3,11 +3,11 @@
 Rows are dealt into blocks of a width that depends on the function and the number of rows alone. A block is one ``vmap``; blocks
 follow each other in a loop on each device, as many at once as the memory limit allows; what is left over is dispatched
 afterwards. Since a row always is at the same place of the same block, and its key is ``fold_in(key, row)``, its result does not
-depend on the limit, the number of devices or of processes, to the last bit.
+depend on the limit, the number of devices or of processes, to the last bit (``_blocks.py`` says what that takes).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,20 +16,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpinfer import _checks
+from dpinfer import _blocks, _checks
+from dpinfer._blocks import AXIS, MIN_COUNT, Form, Program, compiled, is_key, of_block, one_of, traced
 from dpinfer.queries import Queries
 
-_AXIS = "problems"
-# Working memory of a block: what the caches of a CPU hold, what keeps an accelerator busy.
-_BLOCK_BYTES = {"cpu": 1 << 22}
-_BLOCK_BYTES_ELSEWHERE = 1 << 28
-_MAX_WIDTH = {"cpu": 1 << 10}
-_MAX_WIDTH_ELSEWHERE = 1 << 16
-# Blocks that there are at least, so that several devices have something to do.
-_MIN_BLOCKS = 8
-# Room for blocks that a dispatch has at least. With room for one the compiler drops the axis, and compiles the block to other
-# arithmetic.
-_MIN_COUNT = 2
 # Rows of input and output that are dispatched together, if the limit allows: enough to hide what a dispatch costs.
 _DISPATCH_BYTES = 1 << 26
 
@@ -95,7 +85,7 @@ def stream_problems(
 ) -> Iterator[tuple[slice, Any]]:
     """The results of :func:`map_problems` piece by piece, as pairs (rows, their results), for more than the host's memory holds.
 
-    Arguments and errors as there. Each piece is a tenth of the limit or less.
+    Arguments and errors as there. A piece is about a tenth of the limit and 64 MiB at most, but two blocks of problems at least.
     """
     return _stream(function, _batch(problems, key, num_problems), key, memory_limit, devices, progress)
 
@@ -110,14 +100,9 @@ class _Batch(NamedTuple):
     size: int
 
 
-def _problem(structure: Any, is_shared: tuple[bool, ...], leaves: Any, shared: Any) -> Any:
-    own, common = iter(leaves), iter(shared)
-    return jax.tree.unflatten(structure, [next(common if is_common else own) for is_common in is_shared])
-
-
 def _batch(problems: tuple[Any, ...], key: Any, num_problems: int | None) -> _Batch:
-    if key is not None and not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
-        raise ValueError("key must be one typed key, jax.random.key(seed): every problem gets its own from it.")
+    if key is not None:
+        _checks.typed_key(key)
     paths, structure = jax.tree_util.tree_flatten_with_path(problems, is_leaf=lambda x: isinstance(x, Queries))
     is_shared = tuple(isinstance(leaf, Queries) for _, leaf in paths)
     leaves, sizes = [], {}
@@ -150,45 +135,15 @@ def _batch(problems: tuple[Any, ...], key: Any, num_problems: int | None) -> _Ba
     return _Batch(tuple(leaves), tuple(leaf for _, leaf in paths if isinstance(leaf, Queries)), structure, is_shared, size)
 
 
-def _one(function: Callable[..., Any], structure: Any, is_shared: tuple[bool, ...]) -> Callable[..., Any]:
-    """The function of (leaves of one problem, shared queries, key or None, row)."""
-
-    def call(leaves: Any, shared: Any, key: Any, row: Any) -> Any:
-        problem = _problem(structure, is_shared, leaves, shared)
-        return function(*problem) if key is None else function(*problem, key=jax.random.fold_in(key, row))
-
-    return call
-
-
-def _of_block(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows: Any) -> Any:
-    # Behind barriers the block is compiled by itself, and so to the same arithmetic whatever is around it.
-    leaves, rows = jax.lax.optimization_barrier((leaves, rows))
-    return jax.lax.optimization_barrier(jax.vmap(one, (0, None, None, 0))(leaves, shared, key, rows))
-
-
-def _of_blocks(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows: Any, count: Any) -> Any:
-    """The results of the first ``count`` blocks, [1]; of [blocks, width, ...] leaves and [blocks, width] rows.
-
-    A loop over a number that the compiler does not know, since it would take a loop of one turn apart and the block with it.
-    """
-
-    def at(block: Any) -> Any:
-        own, numbers = jax.tree.map(lambda x: x[block], (leaves, rows))
-        return _of_block(one, own, shared, key, numbers)
-
-    results = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], *x.shape), x.dtype), jax.eval_shape(at, 0))
-    return jax.lax.fori_loop(0, count[0], lambda b, found: jax.tree.map(lambda all_, x: all_.at[b].set(x), found, at(b)), results)
-
-
 def _inside_jit(function: Callable[..., Any], batch: _Batch, key: Any) -> Any:
-    one = _one(function, batch.structure, batch.is_shared)
+    one = one_of(function, batch.structure, batch.is_shared)
     specs = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch.leaves)
     jaxpr = jax.make_jaxpr(one)(specs, batch.shared, key, jax.ShapeDtypeStruct((), np.uint32))
-    width = _width(jaxpr, specs, batch.size, jax.default_backend())
+    width = _blocks.width(jaxpr, specs, batch.size, jax.default_backend())
     blocks = -(-batch.size // width)
     rows = jnp.minimum(jnp.arange(blocks * width, dtype=np.uint32), max(batch.size - 1, 0)).reshape(blocks, width)
     leaves = tuple(jnp.asarray(leaf)[rows] for leaf in batch.leaves)
-    found = jax.lax.map(lambda block: _of_block(one, block[0], batch.shared, key, block[1]), (leaves, rows))
+    found = jax.lax.map(lambda block: of_block(one, block[0], batch.shared, key, block[1]), (leaves, rows))
     return jax.tree.map(lambda x: x.reshape(blocks * width, *x.shape[2:])[: batch.size], found)
 
 
@@ -202,39 +157,36 @@ def _stream(
     if not isinstance(function, Hashable):  # no program can be found by it
         function = partial(function)
     # Typed keys among the problems travel as the numbers they are made of.
-    kinds = tuple(str(jax.random.key_impl(x)) if _is_key(x) else None for x in batch.leaves)
-    batch = batch._replace(leaves=tuple(jax.random.key_data(x) if _is_key(x) else x for x in batch.leaves))
-    specs = tuple((x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype)) for x in batch.leaves)
-    impl = None if key is None else str(jax.random.key_impl(key))
-    spread = partial(_compiled, function, batch.structure, batch.is_shared, specs, kinds, impl, devices)
+    kinds = tuple(str(jax.random.key_impl(x)) if is_key(x) else None for x in batch.leaves)
+    batch = batch._replace(leaves=tuple(jax.random.key_data(x) if is_key(x) else x for x in batch.leaves))
     shared_leaves, shared_structure = jax.tree.flatten(batch.shared)
-    shared_specs = tuple((np.shape(x), np.asarray(x).dtype) for x in shared_leaves)
-    spread = partial(spread, shared_structure, shared_specs, bool(jax.config.jax_enable_x64))  # pyright: ignore[reportAttributeAccessIssue]
-    program = spread(batch.size, None)
-    per_block, blocks = program.width * program.row_bytes, -(-batch.size // program.width)
-    count = max(1, min(min(memory_limit // 10, _DISPATCH_BYTES) // max(per_block, 1), -(-blocks // len(devices))))
-    if blocks:
-        # As few dispatches as that needs, and no more padding in the last than necessary.
-        dispatches = -(-blocks // (count * len(devices)))
-        count = max(_MIN_COUNT, -(-blocks // (dispatches * len(devices))))
-        program = spread(batch.size, count)
-        while program.bytes_held > memory_limit and count > _MIN_COUNT:
-            count = max(_MIN_COUNT, -(-count // 2))
-            program = spread(batch.size, count)
-        if program.bytes_held > memory_limit:
-            raise ValueError(
-                f"memory_limit must be at least {program.bytes_held} bytes (blocks hold {program.width} problems), got "
-                f"{memory_limit}."
-            )
-    mesh = Mesh(np.array(devices), (_AXIS,))
-    everywhere, dealt = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
+    form = Form(
+        function,
+        batch.structure,
+        batch.is_shared,
+        tuple((x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype)) for x in batch.leaves),
+        kinds,
+        None if key is None else str(jax.random.key_impl(key)),
+        shared_structure,
+        tuple((x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in shared_leaves),
+        devices,
+        bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
+        batch.size,
+    )
+    width = traced(form).width
+    if not batch.size:
+        yield slice(0, 0), jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), traced(form).result)
+        return
+    count, program = _fitting(form, memory_limit)
+    mesh = Mesh(np.array(devices), (AXIS,))
+    everywhere, dealt = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
     shared = [_placed(np.asarray(x), everywhere) for x in shared_leaves]
     seed = None if key is None else _placed(np.asarray(jax.random.key_data(key)), everywhere)
-    step = count * len(devices) * program.width
+    step = count * len(devices) * width
     report = _reporter(progress, batch.size)
 
     def dispatch(first: int) -> Any:
-        left = -(-(batch.size - first) // program.width)
+        left = -(-(batch.size - first) // width)
         counts = np.clip(left - count * np.arange(len(devices)), 0, count)
         rows = np.minimum(np.arange(first, first + step), batch.size - 1)
         last = int(min(first + step, batch.size))
@@ -243,12 +195,10 @@ def _stream(
             piece = np.asarray(leaf[first:last])
             if last - first < step:  # the last row again and again
                 piece = np.concatenate([piece, np.broadcast_to(piece[-1:], (step - piece.shape[0], *piece.shape[1:]))])
-            leaves.append(_placed(piece.reshape(step // program.width, program.width, *piece.shape[1:]), dealt))
-        rows = _placed(rows.astype(np.uint32).reshape(-1, program.width), dealt)
+            leaves.append(_placed(piece.reshape(step // width, width, *piece.shape[1:]), dealt))
+        rows = _placed(rows.astype(np.uint32).reshape(-1, width), dealt)
         return slice(first, last), program.run(tuple(leaves), shared, seed, rows, _placed(counts.astype(np.int32), dealt))
 
-    if not batch.size:
-        yield slice(0, 0), jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), program.result)
     waiting: list[tuple[slice, Any]] = []
     try:
         for first in range(0, batch.size, step):
@@ -259,6 +209,26 @@ def _stream(
             yield _taken(last, report)
     finally:
         report(None)
+
+
+def _fitting(form: Form, memory_limit: int) -> tuple[int, Program]:
+    """How many blocks a device takes at once, and the program for them."""
+    given, num_devices = traced(form), len(form.devices)
+    blocks = -(-form.size // given.width)
+    room = min(memory_limit // 10, _DISPATCH_BYTES) // max(given.width * given.row_bytes, 1)
+    count = max(1, min(room, -(-blocks // num_devices)))
+    # As few dispatches as that needs, and no more room in each than they fill.
+    dispatches = -(-blocks // (count * num_devices))
+    count = max(MIN_COUNT, -(-blocks // (dispatches * num_devices)))
+    program = compiled(form, count)
+    while program.bytes_held > memory_limit and count > MIN_COUNT:
+        count = max(MIN_COUNT, -(-count // 2))
+        program = compiled(form, count)
+    if program.bytes_held > memory_limit:
+        raise ValueError(
+            f"memory_limit must be at least {program.bytes_held} bytes (blocks hold {given.width} problems), got {memory_limit}."
+        )
+    return count, program
 
 
 def _taken(dispatched: tuple[slice, Any], report: Callable[[int | None], None]) -> tuple[slice, Any]:
@@ -275,10 +245,6 @@ def _taken(dispatched: tuple[slice, Any], report: Callable[[int | None], None]) 
     result = jax.tree.map(take, found)
     report(rows.stop)
     return rows, result
-
-
-def _is_key(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -306,109 +272,3 @@ def _reporter(progress: bool | Callable[[int, int], None], size: int) -> Callabl
             bar.update(done - bar.n)
 
     return show
-
-
-class _Program(NamedTuple):
-    """A compiled program for [blocks, width, ...] rows, and the bytes of a device that it and its inputs hold."""
-
-    width: int
-    row_bytes: int
-    result: Any
-    run: Callable[..., Any]
-    bytes_held: int
-
-
-@lru_cache(maxsize=64)
-def _compiled(
-    function: Callable[..., Any],
-    structure: Any,
-    is_shared: tuple[bool, ...],
-    specs: tuple[Any, ...],
-    kinds: tuple[str | None, ...],
-    impl: str | None,
-    devices: tuple[Any, ...],
-    shared_structure: Any,
-    shared_specs: tuple[Any, ...],
-    is_x64: bool,
-    size: int,
-    count: int | None,
-) -> _Program:
-    """The program for ``count`` blocks a device; without a count, only its width."""
-    del is_x64  # for the cache alone: what is traced depends on it
-    whole = _one(function, structure, is_shared)
-
-    def one(leaves: Any, shared: Any, seed: Any, row: Any) -> Any:
-        leaves = tuple(
-            x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in zip(leaves, kinds, strict=True)
-        )
-        key = None if impl is None else jax.random.wrap_key_data(seed, impl=impl)
-        return whole(leaves, jax.tree.unflatten(shared_structure, shared), key, row)
-
-    row = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs)
-    shared = [jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in shared_specs]
-    seed = None if impl is None else jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
-    jaxpr, result = jax.make_jaxpr(one, return_shape=True)(row, shared, seed, jax.ShapeDtypeStruct((), np.uint32))
-    if any(isinstance(x, Tracer) for x in jaxpr.consts):
-        raise ValueError(
-            "function must not close over a value that is being traced (by grad or vmap around this call): pass it among the "
-            "problems, repeated for each."
-        )
-    if any(_is_key(x) for x in jax.tree.leaves(result)):
-        raise ValueError("function must return arrays of numbers, got typed keys: return jax.random.key_data of them.")
-    width = _width(jaxpr, row, size, devices[0].platform)
-    row_bytes = _bytes([*row, *jax.tree.leaves(result)])
-    if count is None:
-        return _Program(width, row_bytes, result, one, 0)
-    mesh = Mesh(np.array(devices), (_AXIS,))
-    everywhere, dealt = PartitionSpec(), PartitionSpec(_AXIS)
-    spread = jax.jit(
-        jax.shard_map(
-            partial(_of_blocks, one),
-            mesh=mesh,
-            in_specs=(dealt, everywhere, everywhere, dealt, dealt),
-            out_specs=dealt,
-            check_vma=False,
-        )
-    )
-
-    def struct(spec: Any, leading: tuple[int, ...], where: PartitionSpec) -> Any:
-        return jax.ShapeDtypeStruct((*leading, *spec.shape), spec.dtype, sharding=NamedSharding(mesh, where))
-
-    blocks = (count * len(devices), width)
-    compiled = spread.lower(
-        tuple(struct(x, blocks, dealt) for x in row),
-        [struct(x, (), everywhere) for x in shared],
-        None if seed is None else struct(seed, (), everywhere),
-        struct(jax.ShapeDtypeStruct((), np.uint32), blocks, dealt),
-        struct(jax.ShapeDtypeStruct((), np.int32), (len(devices),), dealt),
-    ).compile()
-    held = compiled.memory_analysis()
-    taken = 0
-    if held is not None:  # two dispatches are under way at a time, one of them running
-        taken = 2 * (held.argument_size_in_bytes + held.output_size_in_bytes) + held.temp_size_in_bytes
-    return _Program(width, row_bytes, result, compiled, taken)
-
-
-def _bytes(specs: Sequence[Any]) -> int:
-    return sum(int(np.prod(x.shape, dtype=np.int64)) * getattr(x.dtype, "itemsize", 8) for x in specs)
-
-
-def _width(jaxpr: Any, row: tuple[Any, ...], size: int, platform: str) -> int:
-    """How many problems a block holds."""
-    need = max(1, _bytes([*row, *jaxpr.out_avals]) + _largest(jaxpr.jaxpr))
-    room = _BLOCK_BYTES.get(platform, _BLOCK_BYTES_ELSEWHERE) // need
-    most = min(max(1, room), _MAX_WIDTH.get(platform, _MAX_WIDTH_ELSEWHERE), max(1, -(-size // _MIN_BLOCKS)))
-    blocks = -(-size // most)
-    return max(1, -(-size // max(1, blocks)))  # all blocks of one width, the last nearly full
-
-
-def _largest(jaxpr: Any) -> int:
-    """Bytes of the largest results of one operation, anywhere inside."""
-    largest = 0
-    for equation in jaxpr.eqns:
-        largest = max(largest, _bytes([v.aval for v in equation.outvars if hasattr(v.aval, "shape")]))
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                largest = max(largest, _largest(inner))
-    return largest

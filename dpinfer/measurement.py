@@ -9,7 +9,6 @@ import numpy as np
 
 from dpinfer import _checks, noise
 from dpinfer._pytree import any_array, leaf, pytree, static
-from dpinfer.noise import NAMES
 from dpinfer.queries import Queries, VStack
 from dpinfer.queries.base import Array, as_array
 from dpinfer.queries.dense import as_queries
@@ -58,8 +57,8 @@ class Measurement:
         return np.asarray(noise.stddev(self.noise, np.asarray(self.scale))) if _checks.is_concrete(self.scale) else None
 
     @staticmethod
-    def batch(queries: Queries, values: Any, noise: str, scale: Any) -> "Measurement":
-        """Many measurements of the same queries as one pytree, for ``map_problems`` and ``jax.vmap``.
+    def batch(queries: Any, values: Any, noise: str, scale: Any) -> "Measurement":
+        """Many measurements of the same queries as one pytree, for ``map_problems``.
 
         Args:
             queries: those of every measurement.
@@ -68,9 +67,11 @@ class Measurement:
             scale: one number for all, [num_problems], or [num_problems, m].
 
         Returns:
-            A Measurement whose values and scales have the problems along their first axis; estimators take one problem, so that
-            it is for ``map_problems(estimator, batch)`` only.
+            A Measurement whose values and scales have the problems along their first axis; estimators take one problem and
+            refuse it: call them in the function that is mapped.
         """
+        rows = queries.shape[0] if isinstance(queries, Queries) else 0
+        one = Measurement(queries, np.zeros(rows), noise, 1.0)  # which checks the queries and the noise
         many, spread = any_array(values), any_array(scale)
         if many.ndim != 2 or many.shape[1] != queries.shape[0]:
             raise ValueError(f"values must have shape [number of problems, {queries.shape[0]}], got {list(many.shape)}.")
@@ -78,14 +79,11 @@ class Measurement:
             raise ValueError(
                 f"scale must be a number or have shape {list(many.shape[:1])} or {list(many.shape)}, got {list(spread.shape)}."
             )
-        # The same checks as for one, of rows that are one after the other.
-        _checks.choice("noise", noise, NAMES)
         many = as_array("values", many)
         _checks.finite("values", many)
         if spread.ndim == 0:
             spread = (np if isinstance(spread, np.ndarray) else jnp).broadcast_to(spread, many.shape[:1])
         spread = check_spread("scale", spread.reshape(-1), spread.size).reshape(spread.shape)
-        one = Measurement(queries, np.zeros(queries.shape[0]), noise, 1.0)
         structure = jax.tree.structure(one, is_leaf=lambda x: isinstance(x, Queries))
         return jax.tree.unflatten(structure, [queries, many, spread])
 

@@ -15,7 +15,7 @@ from batching_script import NUM, batches
 from jax.sharding import Mesh, PartitionSpec
 
 import dpinfer as dp
-from dpinfer import batching
+from dpinfer import _blocks, batching
 from dpinfer.queries import Dense, Identity, Prefix, Tree
 
 BATCHES = batches()
@@ -183,9 +183,9 @@ def test_a_second_call_compiles_nothing():
         return 2 * x
 
     dp.map_problems(double, np.arange(50.0))
-    before = batching._compiled.cache_info().misses
+    before = _blocks.compiled.cache_info().misses
     np.testing.assert_array_equal(dp.map_problems(double, np.arange(50.0)[::-1]), 2 * np.arange(50.0)[::-1])
-    assert batching._compiled.cache_info().misses == before
+    assert _blocks.compiled.cache_info().misses == before
 
 
 @pytest.mark.slow
@@ -250,6 +250,10 @@ def test_what_is_no_batch_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             dp.Measurement.batch(Prefix(3), values, "laplace", scale)
+    with pytest.raises(ValueError, match="queries must be a family from dpinfer.queries, got list"):
+        dp.Measurement.batch([[1, 0]], np.ones((4, 1)), "laplace", 1.0)
+    with pytest.raises(ValueError, match="noise must be one of"):
+        dp.Measurement.batch(Prefix(3), np.ones((4, 3)), "normal", 1.0)
 
 
 def test_counts_that_32_bit_would_round_are_refused():

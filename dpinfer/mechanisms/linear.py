@@ -132,8 +132,7 @@ def simulate(
         raise ValueError(
             f"strategy must be a family from dpinfer.queries, got {type(strategy).__name__}; a matrix goes into queries.Dense."
         )
-    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
-        raise ValueError("key must be one typed key: jax.random.key(seed), or one of jax.random.split(key, num) under vmap.")
+    _checks.typed_key(key)
     # Host integers go through 64-bit floats: as 32-bit integers they would wrap where x64 is off.
     truth = jnp.asarray(cells if isinstance(cells, jax.Array) else np.asarray(cells) * 1.0)
     truth = truth if jnp.issubdtype(truth.dtype, jnp.floating) else truth.astype(float)
