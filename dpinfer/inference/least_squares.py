@@ -192,7 +192,7 @@ def _checked(estimate: Any, measurement: Measurement, nodes_of_rows: np.ndarray 
 
     ``nodes_of_rows`` says which node each row measures, if not one after the other.
     """
-    if not _checks.is_concrete(estimate.is_determined, measurement.scale, measurement.values):
+    if not _checks.is_concrete(estimate.is_determined, measurement.scale):
         return estimate
     tree = estimate.tree
     if not np.all(np.asarray(estimate.is_determined)):
@@ -203,7 +203,7 @@ def _checked(estimate: Any, measurement: Measurement, nodes_of_rows: np.ndarray 
             f"{'...' if nodes.size > 10 else ''} (counted from the root): siblings that were not measured cannot be told "
             "apart. Measure all but one of them, give their level a budget, or use a tree that ends above them."
         )
-    if np.min(measurement.scale) == 0:
+    if np.min(measurement.scale) == 0 and _checks.is_concrete(measurement.values):
         scale = np.broadcast_to(measurement.scale, measurement.values.shape)
         nodes = np.asarray(estimate.node_values)
         nodes = nodes if isinstance(tree, CompleteTree) else nodes[tree.position]

@@ -77,6 +77,15 @@ def test_intervals_beside_an_exact_cell(n, law):
     np.testing.assert_allclose(whole, dense, atol=1e-9)
 
 
+def test_what_is_not_determined_is_named_under_grad_too():
+    def total(values):
+        scale = np.array([1.0, np.inf, np.inf, 1.0])
+        return dp.least_squares(dp.Measurement(Identity(4), values, "laplace", scale)).cells.sum()
+
+    with pytest.raises(ValueError, match=r"does not determine 3 of its nodes, \[0, 2, 3\]"):
+        jax.grad(total)(jnp.ones(4))
+
+
 def test_invariants_that_contradict_each_other_are_named_with_the_amount():
     noisy = dp.Measurement(Prefix(4), np.arange(4.0), "laplace", 1.0)
     known = VStack([Total(4), Ranges(4, [0, 2], [2, 4])])
