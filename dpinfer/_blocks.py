@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "problems"
@@ -95,14 +96,14 @@ def of_block(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows: 
     return jax.lax.optimization_barrier(jax.vmap(one, (0, None, None, 0))(leaves, shared, key, rows))
 
 
-def _of_blocks(one: Callable[..., Any], leaves: Any, shared: Any, key: Any, rows: Any, count: Any) -> Any:
+def _of_blocks(given: Traced, leaves: Any, shared: Any, key: Any, rows: Any, count: Any) -> Any:
     """The results of the first ``count`` blocks, [1]; of [blocks, width, ...] leaves and [blocks, width] rows."""
 
     def at(block: Any) -> Any:
         own, numbers = jax.tree.map(lambda x: x[block], (leaves, rows))
-        return of_block(one, own, shared, key, numbers)
+        return of_block(given.one, own, shared, key, numbers)
 
-    results = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], *x.shape), x.dtype), jax.eval_shape(at, 0))
+    results = jax.tree.map(lambda x: jnp.zeros((*rows.shape, *x.shape), x.dtype), given.result)
     return jax.lax.fori_loop(0, count[0], lambda b, found: jax.tree.map(lambda all_, x: all_.at[b].set(x), found, at(b)), results)
 
 
@@ -134,7 +135,12 @@ def traced(form: Form) -> Traced:
         )
     if any(is_key(x) for x in jax.tree.leaves(result)):
         raise ValueError("function must return arrays of numbers, got typed keys: return jax.random.key_data of them.")
-    return Traced(one, leaves, shared, seed, result, width(jaxpr, leaves, form.size, form.devices[0].platform))
+    structure = jax.tree.structure(result)
+
+    def again(*arguments: Any) -> Any:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments)))
+
+    return Traced(again, leaves, shared, seed, result, width(jaxpr, leaves, form.size, form.devices[0].platform))
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +151,7 @@ def compiled(form: Form, count: int) -> Program:
     everywhere, dealt = PartitionSpec(), PartitionSpec(AXIS)
     spread = jax.jit(
         jax.shard_map(
-            partial(_of_blocks, given.one),
+            partial(_of_blocks, given),
             mesh=mesh,
             in_specs=(dealt, everywhere, everywhere, dealt, dealt),
             out_specs=dealt,

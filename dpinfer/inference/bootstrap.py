@@ -116,9 +116,10 @@ def bootstrap(
         raise ValueError(f"num_draws x cells must be at most 2**27, got {num_draws} x {n}: take fewer draws.")
 
     cells = _cells(estimator, measurement)
-    answers = measurement.queries @ cells
+    is_concrete = _checks.is_concrete((measurement, cells))
+    answers = measurement.queries @ (np.asarray(cells) if is_concrete else cells)
     # What all draws have in common travels with each, so that another call with the same strategy finds the program compiled.
-    xp = np if _checks.is_concrete(cells) else jnp
+    xp = np if is_concrete else jnp
     same = [xp.broadcast_to(xp.asarray(array), (num_draws, array.shape[0])) for array in (answers, cells)]
     draw = _draw_of(estimator, measurement)
     return SampledEstimate(cells, map_problems(draw, *same, key=key, memory_limit=memory_limit, progress=progress))

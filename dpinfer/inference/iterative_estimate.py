@@ -138,7 +138,9 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Solution, So
     return found, Solution(vector, jnp.zeros_like(found.residual), *zeros)
 
 
-def symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array, accuracy: Any = None) -> jax.Array:
+def symmetric_solution(
+    gram: Callable[[jax.Array], jax.Array], wanted: jax.Array, accuracy: Any = None, *, max_steps: Any = MAX_STEPS
+) -> jax.Array:
     """About the shortest solution of a positive semi-definite system, by conjugate gradients.
 
     Until the residual's length is ``accuracy`` of what it was (left out: some rounding errors of it), or no longer falls.
@@ -148,7 +150,7 @@ def symmetric_solution(gram: Callable[[jax.Array], jax.Array], wanted: jax.Array
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
         *_, gamma, curvature, _, since, count = state
-        return (gamma > first * accuracy**2) & (curvature > 0) & (since < _PATIENCE) & (count < MAX_STEPS)
+        return (gamma > first * accuracy**2) & (curvature > 0) & (since < _PATIENCE) & (count < max_steps)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, direction, gamma, _, lowest, since, count = state

@@ -18,8 +18,8 @@ from dpinfer._loops import while_loop
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import over_cells
-from dpinfer.inference.iterative_estimate import conjugate_gradients, symmetric_solution
-from dpinfer.inference.nonnegative import Problem, change_of_optimum, nonnegative_least_squares, pose
+from dpinfer.inference.iterative_estimate import symmetric_solution
+from dpinfer.inference.nonnegative import Given, Problem, change_of_optimum, nonnegative_least_squares, stated
 from dpinfer.measurement import Measurement
 from dpinfer.queries.base import Array
 from dpinfer.release import Release, as_measurement
@@ -82,8 +82,7 @@ def maximum_entropy(measurement: Measurement | Release) -> MaximumEntropyEstimat
     """
     measurement = as_measurement(measurement)
     fit = nonnegative_least_squares(measurement)
-    problem, _ = pose(measurement)
-    estimate = _solve(problem, fit.cells, fit.bound_multipliers, fit.kkt_residual, fit.converged)
+    estimate = _solve(stated(measurement), fit.cells, fit.bound_multipliers, fit.kkt_residual, fit.converged)
     if _checks.is_concrete(estimate.converged):
         if not bool(estimate.is_determined):
             raise ValueError(
@@ -100,8 +99,9 @@ def maximum_entropy(measurement: Measurement | Release) -> MaximumEntropyEstimat
 
 @jax.jit
 def _solve(
-    problem: Problem, fit: jax.Array, multipliers: jax.Array, kkt: jax.Array, fit_converged: jax.Array
+    given: Given, fit: jax.Array, multipliers: jax.Array, kkt: jax.Array, fit_converged: jax.Array
 ) -> MaximumEntropyEstimate:
+    problem = given.problem()
     good = 1e-8 if fit.dtype == jnp.float64 else 1e-3
     family = _Family(problem, jnp.where((fit > 0) | (multipliers <= jnp.maximum(good, 1e3 * kkt)), 1.0, 0.0))
     x, missed, is_determined, steps = _most_even(family, jax.lax.stop_gradient(fit))
@@ -163,8 +163,9 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
 def _row_unit(answers: jax.Array) -> jax.Array:
     """1 / sqrt of the diagonal of A diag(x) A' where entries are 0 and 1, and of about its size where they are not, from A x."""
     size = jnp.abs(answers)
-    least = jnp.finfo(answers.dtype).eps * jnp.maximum(size.max(initial=0.0), jnp.finfo(answers.dtype).tiny)
-    return jax.lax.stop_gradient(1 / jnp.sqrt(jnp.maximum(size, least)))
+    largest = size.max(initial=0.0)
+    largest = jnp.where(largest > 0, largest, 1.0)
+    return jax.lax.stop_gradient(1 / jnp.sqrt(jnp.maximum(size, jnp.finfo(answers.dtype).eps * largest)))
 
 
 def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
@@ -178,21 +179,26 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
         return jnp.abs(answers - target).max(initial=0.0) / largest
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
-        *_, missed, _, since, count = state
-        return (missed > 16 * eps) & (since < _PATIENCE) & (count < _MAX_ROUNDS)
+        *_, missed, _, since, _, count = state
+        return (count == 0) | ((missed > 16 * eps) & (since < _PATIENCE) & (count <= _MAX_ROUNDS))
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        dual, tilt, answers, missed, lowest, since, count = state
+        dual, tilt, answers, missed, lowest, since, is_determined, count = state
         x, unit = uniform * jnp.exp(jnp.minimum(tilt, 600.0)), _row_unit(answers)
 
         def hessian(step: jax.Array) -> jax.Array:
             return unit * family.forward(x * family.backward(unit * step))
 
-        wanted = target - answers
+        # The first time around no step is taken: the total is determined if the sum of the allowed cells is a combination of the
+        # rows, which the solution for the uniform cells' answers then is. (In this loop to compile the products only once.)
+        is_first = count == 0
+        wanted = jnp.where(is_first, answers, target - answers)
         # As accurate as the step is good for, but not into the rounding errors of the target.
         rounding = 64 * eps * jnp.linalg.norm(unit * target) / jnp.linalg.norm(unit * wanted)
-        direction = unit * symmetric_solution(hessian, unit * wanted, jnp.clip(jnp.maximum(missed, rounding), 1e-10, 0.1))
+        accuracy = jnp.where(is_first, 64 * eps, jnp.clip(jnp.maximum(missed, rounding), 1e-10, 0.1))
+        direction = unit * symmetric_solution(hessian, unit * wanted, accuracy)
         turn, slope, pull = family.backward(direction), wanted @ direction, target @ direction
+        is_determined = jnp.where(is_first, jnp.abs(allowed * (turn - 1)).max(initial=0.0) <= eps**0.5, is_determined)
 
         def falls(length: jax.Array) -> jax.Array:
             # The change of the dual objective from the step itself: differences of the objective would lose it to rounding.
@@ -202,23 +208,16 @@ def _search(family: _Family, fit: jax.Array) -> tuple[jax.Array, ...]:
         length, _ = while_loop(
             lambda s: ~falls(s[0]) & (s[1] < _MAX_HALVINGS),
             lambda s: (s[0] / 2, s[1] + 1),
-            (jnp.ones((), dtype), jnp.zeros((), jnp.int32)),
+            (jnp.where(is_first, 0.0, jnp.ones((), dtype)), jnp.zeros((), jnp.int32)),
         )
         dual, tilt = dual + length * direction, tilt + length * turn
         answers = family.forward(uniform * jnp.exp(jnp.minimum(tilt, 600.0)))
         missed = missed_by(answers)
         since = jnp.where(missed < 0.9 * lowest, 0, since + 1)
-        return dual, tilt, answers, missed, jnp.minimum(lowest, missed), since, count + 1
+        return dual, tilt, answers, missed, jnp.minimum(lowest, missed), since, is_determined, count + 1
 
     zero, answers = jnp.zeros((), jnp.int32), family.forward(uniform)
     first = missed_by(answers)
-    start = (jnp.zeros_like(target), jnp.zeros_like(uniform), answers, first, first, zero, zero)
-    dual, tilt, _, missed, _, _, steps = while_loop(goes_on, step, start)
-    x = uniform * jnp.exp(jnp.minimum(tilt, 600.0))
-    # The total is determined if the sum of the allowed cells is a combination of the rows.
-    ones = jax.lax.stop_gradient(allowed)[None, :]
-    rest = conjugate_gradients(
-        lambda y: family.backward(y) * ones, lambda c: family.forward(c * ones), ones, tolerance=64 * eps
-    ).residual
-    is_determined = jnp.abs(rest).max(initial=0.0) <= eps**0.5
-    return x, dual, missed, is_determined, steps
+    start = (jnp.zeros_like(target), jnp.zeros_like(uniform), answers, first, first, zero, jnp.zeros((), bool), zero)
+    dual, tilt, _, missed, _, _, is_determined, count = while_loop(goes_on, step, start)
+    return uniform * jnp.exp(jnp.minimum(tilt, 600.0)), dual, missed, is_determined, count - 1

@@ -22,7 +22,7 @@ from dpinfer._loops import fori_loop, while_loop
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import as_floats, over_cells, to_device
-from dpinfer.inference.iterative_estimate import symmetric_solution
+from dpinfer.inference.iterative_estimate import MAX_STEPS, symmetric_solution
 from dpinfer.inference.padded import padding_of
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Dense, Queries
@@ -86,13 +86,14 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
     """
     measurement = as_measurement(measurement)
     n = measurement.queries.shape[1]
-    problem, exact = pose(measurement, padded=True)
-    estimate = _solve(problem)
-    if problem.queries.shape[1] != n:
+    given = stated(measurement, padded=True)
+    estimate = _solve(given)
+    if given.queries.shape[1] != n:
         cut = [to_device(np.asarray(x)[:n], x.dtype) for x in (estimate.cells, estimate.bound_multipliers)]
         estimate = replace(estimate, cells=cut[0], bound_multipliers=cut[1])
     if _checks.is_concrete(estimate.converged) and not bool(estimate.converged):
-        rows, known = np.asarray(problem.rows), np.asarray(problem.known)
+        exact = known_rows(measurement)
+        rows, known = np.asarray(given.rows), np.asarray(measurement.values)[exact]
         if exact.size and (row := _impossible(rows, known)) is not None:
             says, amount = float(known[row]), float(estimate.constraint_residual[row])
             raise ValueError(
@@ -110,9 +111,9 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
 def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
     """The exact count that non-negative cells miss most when they are fitted to nothing else; None if they keep all."""
     weights = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
-    values, none = jnp.asarray(known, float), np.zeros((0, rows.shape[1]))
-    exact = jnp.zeros((0,), jnp.int32)
-    alone = _solve(_problem(Dense(rows), values, 1 / jnp.asarray(weights), jnp.asarray(none, values.dtype), exact))
+    values, n = jnp.asarray(known, float), rows.shape[1]
+    empty, none = jnp.zeros((0, n), values.dtype), jnp.zeros((0,), jnp.int32)
+    alone = _solve(Given(Dense(rows), values, 1 / jnp.asarray(weights), empty, none, jnp.ones((n,), values.dtype)))
     missed = np.abs(rows @ np.asarray(alone.cells) - known) * weights
     return int(missed.argmax()) if missed.max() > 1e-6 * np.abs(known * weights).max(initial=1e-300) else None
 
@@ -144,48 +145,64 @@ class Problem:
         return jax.lax.stop_gradient(jnp.sqrt(jnp.where(squares > 0, squares, 1.0)))
 
 
-def pose(measurement: Measurement, *, padded: bool = False) -> tuple[Problem, np.ndarray]:
-    """The problem that non-negative cells solve, and which rows of the measurement its ``rows`` are.
+class Given(NamedTuple):
+    """What poses a problem: a measurement, its rows that are known exactly and which they are, 1 for each cell, 0 for padding."""
 
-    With ``padded`` it may be of more cells, of which those that are added are zero (``inference/padded.py``).
-    """
+    queries: Queries
+    values: Array
+    stddev: Array
+    rows: Array
+    exact: Array
+    inside: Array
+
+    def problem(self) -> Problem:
+        """The problem that non-negative cells solve; to be traced together with what solves it."""
+        values, rows = jnp.asarray(self.values), jnp.asarray(self.rows)
+        known = values[self.exact]
+        stddev = jnp.broadcast_to(jnp.asarray(self.stddev), values.shape).at[self.exact].set(jnp.inf)
+        measured = jnp.isfinite(stddev)
+        least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
+        least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
+        weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
+        # Cells in a sum of what is not negative that is known to be 0.
+        is_zero_sum = ((rows >= 0).all(axis=1) | (rows <= 0).all(axis=1)) & (known == 0)
+        allowed = jnp.where(((rows != 0) & is_zero_sum[:, None]).any(axis=0), 0.0, self.inside)
+        return Problem(self.queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
+
+
+def known_rows(measurement: Measurement) -> np.ndarray:
+    """Which rows are known exactly."""
+    known = measurement.known_stddev
+    return np.flatnonzero(np.broadcast_to(1.0 if known is None else known, measurement.values.shape) == 0)
+
+
+def stated(measurement: Measurement, *, padded: bool = False) -> Given:
+    """The problem of a measurement; with ``padded`` maybe one of more cells, all zero (``inference/padded.py``)."""
     _checks.exact_in_float("values", measurement.values)
-    queries, known = measurement.queries, measurement.known_stddev
-    exact = np.flatnonzero(np.broadcast_to(1.0 if known is None else known, measurement.values.shape) == 0)
-    empty = np.zeros((0, queries.shape[1]), dtype=np.int64)
+    queries, exact = measurement.queries, known_rows(measurement)
+    n = queries.shape[1]
+    empty = np.zeros((0, n), dtype=np.int64)
     rows = np.concatenate([empty, *(np.asarray(queries.rows(i, i + 1)) for i in exact.tolist())])
     values = as_floats(measurement.values)
     padding = padding_of(queries) if padded and _checks.is_concrete(measurement) else None
+    known = measurement.known_stddev
     if padding is None or known is None:
-        stddev = to_device(measurement.stddev, values.dtype)
-        return _problem(queries, values, stddev, to_device(rows, values.dtype), to_device(exact, np.int32)), exact
-    host = np.asarray(values)
-    spread = np.array(np.broadcast_to(known, host.shape), dtype=host.dtype)
-    wide = np.pad(rows, ((0, 0), (0, padding.queries.shape[1] - queries.shape[1])))
-    entries = (padding.spread(host, 0.0), padding.spread(spread, np.inf), wide)
-    places = to_device(padding.rows[exact], np.int32)
-    problem = _problem(padding.queries, *(to_device(x, host.dtype) for x in entries), places)
-    allowed = np.array(problem.allowed)
-    allowed[queries.shape[1] :] = 0.0
-    return replace(problem, allowed=to_device(allowed, host.dtype)), exact
+        inside, places = np.ones(n), exact
+        entries = (values, measurement.stddev, rows)
+    else:
+        host = np.asarray(values)
+        spread = np.array(np.broadcast_to(known, host.shape), dtype=host.dtype)
+        queries, width = padding.queries, padding.queries.shape[1] - n
+        inside, places = np.pad(np.ones(n), (0, width)), padding.rows[exact]
+        entries = (padding.spread(host, 0.0), padding.spread(spread, np.inf), np.pad(rows, ((0, 0), (0, width))))
+    dtype = values.dtype
+    values, stddev, rows = (to_device(x, dtype) for x in entries)
+    return Given(queries, values, stddev, rows, to_device(places, np.int32), to_device(inside, dtype))
 
 
 @jax.jit
-def _problem(queries: Queries, values: jax.Array, stddev: jax.Array, rows: jax.Array, exact: jax.Array) -> Problem:
-    known = values[exact]
-    stddev = jnp.broadcast_to(stddev, values.shape).at[exact].set(jnp.inf)
-    measured = jnp.isfinite(stddev)
-    least = jnp.where(measured, stddev, jnp.inf).min(initial=jnp.inf)
-    least = jax.lax.stop_gradient(jnp.where(jnp.isfinite(least), least, 1.0))
-    weights = jnp.where(measured, least / jnp.where(measured, stddev, 1.0), 0.0)
-    # Cells in a sum of what is not negative that is known to be 0.
-    is_zero_sum = ((rows >= 0).all(axis=1) | (rows <= 0).all(axis=1)) & (known == 0)
-    allowed = ~((rows != 0) & is_zero_sum[:, None]).any(axis=0)
-    return Problem(queries, weights, jnp.where(measured, values, 0.0), rows, known, allowed.astype(values.dtype))
-
-
-@jax.jit
-def _solve(problem: Problem) -> NonnegativeEstimate:
+def _solve(given: Given) -> NonnegativeEstimate:
+    problem = given.problem()
     x, kkt, missed, bounds, steps = _optimum(problem)
     good = 1e-8 if problem.values.dtype == jnp.float64 else 1e-3
     rows = jnp.abs(problem.rows)
@@ -232,7 +249,10 @@ def change_of_optimum(problem: Problem, x: jax.Array, change: Any) -> jax.Array:
 
 
 class _State(NamedTuple):
+    """Of the method of multipliers: the gradient is that of the Lagrangian, without the penalty."""
+
     x: jax.Array
+    gradient: jax.Array
     multipliers: jax.Array
     kkt: jax.Array
     missed: jax.Array
@@ -248,7 +268,8 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
     size = jnp.sqrt(jnp.square(scaled).sum(axis=1))
     size = jnp.where(size > 0, size, 1.0)
     constraints, known = scaled / size[:, None], problem.known / size
-    linear = -problem.gradient(jnp.zeros_like(length)) * problem.allowed / length
+    pull = jnp.asarray(problem.queries._backward(jnp.square(problem.weights) * problem.values))
+    linear = pull * problem.allowed / length
     unit = jnp.maximum(jnp.abs(linear).max(), jnp.finfo(dtype).tiny)
     unit = jnp.maximum(unit, jnp.abs(known).max(initial=0.0))
 
@@ -257,12 +278,12 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         allowed = jnp.asarray(problem.allowed)
         return allowed * problem.gram(allowed * z / length) / length + (1 - allowed) * z
 
-    def bounds(z: jax.Array, pull: jax.Array) -> jax.Array:
-        return jnp.where(problem.allowed == 1, jnp.where(z > 0, 0.0, (gram(z) - pull) / unit), jnp.inf)
+    def bounds(z: jax.Array, gradient: jax.Array) -> jax.Array:
+        return jnp.where(problem.allowed == 1, jnp.where(z > 0, 0.0, gradient / unit), jnp.inf)
 
     if not constraints.shape[0]:
-        z, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), -linear, unit, good)
-        return z / length, kkt / unit, jnp.zeros((0,), dtype), bounds(z, linear), rounds
+        z, gradient, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), -linear, unit, good)
+        return z / length, kkt / unit, jnp.zeros((0,), dtype), bounds(z, gradient), rounds
 
     def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
         state, turn = carry
@@ -276,21 +297,21 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
             return gram(z) + penalty * (constraints.T @ (constraints @ z))
 
         target = linear + constraints.T @ (penalty * known - state.multipliers)
-        z, kkt, rounds = _bounded(augmented, target, state.x, augmented(state.x) - target, unit, good)
+        slope = state.gradient + penalty * (constraints.T @ state.missed)
+        z, gradient, kkt, rounds = _bounded(augmented, target, state.x, slope, unit, good)
         missed = jnp.asarray(constraints @ z - known)
         multipliers = jnp.asarray(state.multipliers + penalty * missed)
         is_slow = jnp.abs(missed).max() > 0.25 * jnp.abs(state.missed).max()
         penalty = jnp.where(is_slow, 10 * penalty, penalty)
-        return _State(z, multipliers, kkt, missed, penalty, state.rounds + rounds), number + 1
+        return _State(z, gradient, multipliers, kkt, missed, penalty, state.rounds + rounds), number + 1
 
     start = jnp.zeros_like(length)
     infinite = jnp.asarray(jnp.inf, dtype)
     missed = jnp.asarray(constraints @ start - known)
     penalty = 10 * _largest_eigenvalue(gram, length.shape[0], dtype)
-    first = _State(start, jnp.zeros_like(known), infinite, missed, penalty, jnp.zeros((), jnp.int32))
+    first = _State(start, -linear, jnp.zeros_like(known), infinite, missed, penalty, jnp.zeros((), jnp.int32))
     state, _ = while_loop(goes_on, turn, (first, jnp.zeros((), jnp.int32)))
-    pull = linear - constraints.T @ state.multipliers
-    return state.x / length, state.kkt / unit, state.missed * size, bounds(state.x, pull), state.rounds
+    return state.x / length, state.kkt / unit, state.missed * size, bounds(state.x, state.gradient), state.rounds
 
 
 def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype: Any) -> jax.Array:
@@ -307,18 +328,18 @@ def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype
 
 def _bounded(
     gram: Callable[[jax.Array], jax.Array], linear: jax.Array, start: jax.Array, slope: jax.Array, unit: jax.Array, good: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, the largest |min(z, gradient)|, and the rounds it took.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, its gradient, the largest |min(z, gradient)|, and the rounds.
 
     ``slope`` is the gradient at ``start``. Compiling takes a time for each product with the gram matrix in the text below, so
-    that none is written twice.
+    that none is written twice: both halves of a round are one text.
     """
 
     def violation(z: jax.Array, gradient: jax.Array) -> jax.Array:
         return jnp.abs(jnp.minimum(z, gradient)).max()
 
-    def line_search(z: jax.Array, gradient: jax.Array, direction: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Where the projected step, halved until the objective falls in proportion, leads to; and the new gradient."""
+    def line_search(z: jax.Array, gradient: jax.Array, direction: jax.Array) -> jax.Array:
+        """Where the projected step, halved until the objective falls in proportion, leads to."""
 
         def goes_on(state: tuple[Any, ...]) -> jax.Array:
             *_, accepted, count = state
@@ -327,41 +348,40 @@ def _bounded(
         def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
             length, *_, count = state
             step = jnp.maximum(z + length * direction, 0.0) - z
-            image = gram(step)
             fall = gradient @ step
             # The change of the objective from the step itself: differences of the objective would lose it to rounding.
-            return length / 2, step, image, fall + 0.5 * step @ image <= 0.01 * jnp.minimum(fall, 0.0), count + 1
+            return length / 2, step, fall + 0.5 * step @ gram(step) <= 0.01 * jnp.minimum(fall, 0.0), count + 1
 
-        nothing = (jnp.zeros_like(z), jnp.zeros_like(z), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
-        _, step, image, accepted, _ = while_loop(goes_on, attempt, (length, *nothing))
-        return jnp.where(accepted, z + step, z), jnp.where(accepted, gradient + image, gradient)
+        first = (jnp.ones((), z.dtype), jnp.zeros_like(z), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+        _, step, accepted, _ = while_loop(goes_on, attempt, first)
+        return jnp.where(accepted, z + step, z)
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
         *_, residual, _, since, count = state
-        return (residual > good * unit) & (count < _MAX_ROUNDS) & (since < _PATIENCE)
+        return (residual > good * unit) & (count < 2 * _MAX_ROUNDS) & (since < 2 * _PATIENCE)
 
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        z, gradient, _, best, since, count = state
-        # Down the gradient, zeros that it pushes further down left alone: the least along that line.
-        steepest = -jnp.where((z > 0) | (gradient < 0), gradient, 0.0)
-        curvature = steepest @ gram(steepest)
-        length = jnp.where(curvature > 0, steepest @ steepest / jnp.where(curvature > 0, curvature, 1.0), 1.0)
-        z, gradient = line_search(z, gradient, steepest, length)
-        free = z > 0
+    def half_round(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        z, gradient, residual, best, since, count = state
+        # First a single conjugate gradient, that is down the gradient to the least along it, zeros that it pushes further down
+        # left alone; then as accurately as the bounds are settled, with all zeros left alone.
+        is_first = count % 2 == 0
+        free = (z > 0) | (is_first & (gradient < 0))
 
         def among_free(d: jax.Array) -> jax.Array:
             return jnp.where(free, gram(jnp.where(free, d, 0.0)), 0.0)
 
-        wanted = jnp.where(free, -gradient, 0.0)
-        # As accurate as the bounds are settled: a rough solution while they still change.
-        accuracy = jnp.clip(violation(z, gradient) / unit, 1e-10, 0.1)
-        direction = symmetric_solution(among_free, wanted, accuracy)
-        z, _ = line_search(z, gradient, direction, jnp.ones((), z.dtype))
-        gradient = gram(z) - linear  # afresh: what was added up has rounding errors of its own
+        direction = symmetric_solution(
+            among_free,
+            jnp.where(free, -gradient, 0.0),
+            jnp.where(is_first, 0.0, jnp.clip(residual / unit, 1e-10, 0.1)),
+            max_steps=jnp.where(is_first, 1, MAX_STEPS),
+        )
+        z = line_search(z, gradient, direction)
+        gradient = gram(z) - linear  # afresh: what is added up has rounding errors of its own
         residual = violation(z, gradient)
         since = jnp.where(residual < 0.99 * best, 0, since + 1)
         return z, gradient, residual, jnp.minimum(best, residual), since, count + 1
 
     first, zero = violation(start, slope), jnp.zeros((), jnp.int32)
-    z, _, residual, _, _, rounds = while_loop(goes_on, step, (start, slope, first, first, zero, zero))
-    return z, residual, rounds
+    z, gradient, residual, _, _, halves = while_loop(goes_on, half_round, (start, slope, first, first, zero, zero))
+    return z, gradient, residual, (halves + 1) // 2
