@@ -1,0 +1,15 @@
+"""What a budget will buy, before any cells are seen."""
+
+from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
+from dpinfer.accuracy.range_variance import range_variance
+from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
+
+__all__ = [
+    "ExpectedError",
+    "Explanation",
+    "Noise",
+    "explain",
+    "range_variance",
+    "range_variance_by_size",
+    "variance_of_ranges",
+]
