@@ -1,5 +1,6 @@
 """What a budget will buy, before any cells are seen."""
 
+from dpinfer.accuracy.branching import Recommendation, best_branching, estimated_range_variance, recommend
 from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
 from dpinfer.accuracy.range_variance import range_variance
 from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
@@ -8,8 +9,12 @@ __all__ = [
     "ExpectedError",
     "Explanation",
     "Noise",
+    "Recommendation",
+    "best_branching",
+    "estimated_range_variance",
     "explain",
     "range_variance",
     "range_variance_by_size",
+    "recommend",
     "variance_of_ranges",
 ]

@@ -85,7 +85,7 @@ def level_precisions(n: int, branching: int, level_epsilons: Any, level_rhos: An
         raise ValueError("Give exactly one of level_epsilons (Laplace noise) and level_rhos (Gaussian noise).")
     name, budgets = ("level_epsilons", level_epsilons) if level_rhos is None else ("level_rhos", level_rhos)
     laws = ("laplace", "discrete_laplace") if level_rhos is None else ("gaussian", "discrete_gaussian")
-    law = _checks.choice(f"noise (with {name})", laws[0] if law is None else law, laws)
+    chosen: str = _checks.choice(f"noise (with {name})", laws[0] if law is None else law, laws)
     if isinstance(budgets, jax.Array) or not _checks.is_concrete(budgets):
         budgets = jnp.asarray(budgets)
     else:
@@ -98,7 +98,7 @@ def level_precisions(n: int, branching: int, level_epsilons: Any, level_rhos: An
         )
     if _checks.is_concrete(budgets) and not (np.isfinite(budgets) & (np.asarray(budgets) >= 0)).all():
         raise ValueError(f"{name} must be non-negative and finite, got {np.asarray(budgets).tolist()}.")
-    return list(precisions(budgets, law)[::-1])
+    return list(precisions(budgets, chosen)[::-1])
 
 
 def precisions(budgets: Array, law: str) -> Array:
@@ -209,3 +209,19 @@ def average_of_fewest(n: int, levels: Sequence[Height], dims: int, weights: Sequ
             used = xp.where(its > 0, (inside - hidden**dims) / num_ranges(n) ** dims, used)
         total = total + xp.where(weight > 0, used / xp.where(weight > 0, weight, 1.0), 0.0)
     return xp.where(weights[0] > 0, total, xp.inf)[()]
+
+
+def level_usage(n: int, branching: int, *, root: bool = False, dims: int = 1) -> np.ndarray:
+    """How many nodes of each measured level all ranges together are made up of, every range of the fewest; top first.
+
+    Along one axis, with n = branching^h: equation 2 of Qardaji et al. 2013, and ``branching`` nodes more in the top level for the
+    range of all cells, which is not free.
+    """
+    levels = heights(n, branching)
+    measured = levels if root else levels[:-1]
+    found = []
+    for level, above in zip(measured, [*measured[1:], None], strict=True):
+        inside = (level.inside + level.rest_inside) ** dims
+        hidden = 0 if above is None else above.inside * branching + above.rest_inside * -(-above.rest // level.size)
+        found.append(inside - hidden**dims)
+    return np.array(found[::-1], dtype=float)

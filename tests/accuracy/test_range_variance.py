@@ -13,7 +13,8 @@ from references import grid_tree_matrix, range_matrix, weighted_least_squares
 
 from dpinfer import noise
 from dpinfer.accuracy import range_variance, range_variance_by_size, variance_of_ranges
-from dpinfer.accuracy.heights import heights, num_levels, num_ranges
+from dpinfer.accuracy.heights import num_levels, num_ranges
+from dpinfer.accuracy.range_variance import level_usage
 from dpinfer.queries import Boxes, Dense, Ranges, Tree
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "range_variance.json").read_text())["averages"]
@@ -120,12 +121,8 @@ def test_usage_of_the_levels():
     # Qardaji et al. 2013, equation 2, with b nodes for the range of all cells; exact values, leaves first.
     expected = {(16, 2): [128, 112, 80, 18], (16, 12): [704, 18], (128, 12): [83552, 22891], (2048, 46): [92491280, 29158845]}
     for (n, branching), usage in expected.items():
-        found = []
-        *levels, root = heights(n, branching)
-        for level, above in zip(levels, [*levels[1:], root], strict=True):
-            hidden = above.inside * branching + above.rest_inside * -(-above.rest // level.size)
-            found.append(level.inside + level.rest_inside - hidden * (above is not root))
-        assert found == usage
+        assert level_usage(n, branching).tolist() == usage[::-1]
+    assert level_usage(9, 3, root=True).tolist()[0] == 1
 
 
 @pytest.mark.parametrize(("law", "is_rho"), [("discrete_laplace", False), ("discrete_gaussian", True)])
