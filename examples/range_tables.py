@@ -3,8 +3,8 @@
 python examples/range_tables.py [--most 20]
 
 The average variance over all ranges for epsilon = 1. Every value is exact; where the paper prints another one, a note says
-which, and why. F is the flat histogram, H_b a tree of branching b with equal budgets whose root is not measured, answered from the
-fewest nodes, H_b^c by least squares; Quad has budgets that grow by 2^(1/3) toward the leaves.
+which, and why. F is the flat histogram, H_b a tree of branching b with equal budgets whose root is not measured, answered from
+the fewest nodes, H_b^c by least squares; Quad has budgets that grow by 2^(1/3) toward the leaves.
 """
 
 import argparse
