@@ -6,6 +6,7 @@ import jax
 
 from dpinfer import (
     accuracy,
+    allocation,
     answer_tables,
     datasets,
     evaluation,
@@ -39,6 +40,7 @@ __all__ = [
     "PrivateCells",
     "Release",
     "accuracy",
+    "allocation",
     "answer_tables",
     "count",
     "datasets",

@@ -2,6 +2,7 @@
 
 from dpinfer.accuracy.branching import Recommendation, best_branching, estimated_range_variance, recommend
 from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
+from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
 from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
 
@@ -12,6 +13,7 @@ __all__ = [
     "Recommendation",
     "best_branching",
     "estimated_range_variance",
+    "expected_error",
     "explain",
     "range_variance",
     "range_variance_by_size",

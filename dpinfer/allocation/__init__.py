@@ -1,5 +1,7 @@
-"""How to spend a budget: on the levels of a tree, on the rows of any strategy."""
+"""How to spend a budget: on the levels of a tree, on the rows of any strategy, on a strategy made for the workload."""
 
 from dpinfer.allocation.level_budgets import level_budgets
+from dpinfer.allocation.optimize import Allocation, optimize
+from dpinfer.allocation.templates import eigenvalue_strategy, p_identity
 
-__all__ = ["level_budgets"]
+__all__ = ["Allocation", "eigenvalue_strategy", "level_budgets", "optimize", "p_identity"]
