@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import grid_tree_matrix, range_matrix, weighted_least_squares
+from references import grid_tree_matrix, range_matrix, weighted_least_squares, widest_range_variance
 
 from dpinfer import noise
 from dpinfer.accuracy import range_variance, range_variance_by_size, variance_of_ranges
@@ -135,6 +135,42 @@ def test_the_variance_of_every_law(law, is_rho):
             20, 3, None if is_rho else budgets, level_rhos=budgets if is_rho else None, noise=law, consistent=consistent
         )
         assert found == pytest.approx(range_variance(20, 3, level_rhos=rhos, consistent=consistent), rel=1e-12)
+
+
+# Hay et al. 2010, theorem 4 (iii): some range gains by consistency as 3 / (2 (k-1) (h-1)), in a tree of branching k and h levels
+# with its root. Its proof takes all leaves but the first and the last, and counts k nodes too many. Of that range: the nodes.
+WIDEST = {(2, 3): 2, (2, 11): 18, (2, 17): 30, (4, 3): 8, (4, 11): 56, (8, 4): 34}
+# The least ratio over all ranges, where the theorem is false.
+LEAST = {(5, 3): 0.19624, (8, 2): 2 / 9, (8, 3): 0.12405}
+
+
+def with_and_without(ranges, branching, h):
+    given = {"level_rhos": np.full(h, 0.5), "root": True}  # a variance of 1 a node
+    return (np.asarray(variance_of_ranges(ranges, branching, consistent=c, **given)) for c in (True, False))
+
+
+@pytest.mark.parametrize(("branching", "h"), WIDEST)
+def test_the_range_of_theorem_4(branching, h):
+    n = branching ** (h - 1)
+    (consistent,), (fewest,) = with_and_without(Ranges(n, [1], [n - 1]), branching, h)
+    assert fewest == WIDEST[branching, h] == 2 * (branching - 1) * (h - 1) - branching
+    assert consistent == pytest.approx(float(widest_range_variance(branching, h)), rel=1e-14)
+    assert (consistent / fewest > 3 / (2 * (branching - 1) * (h - 1))) == ((branching, h) in {(4, 3), (8, 4)})
+    assert consistent / fewest <= 3 / (2 * (branching - 1) * (h - 1) - branching)
+
+
+@pytest.mark.parametrize(("branching", "h"), [(2, 5), (3, 4), (4, 3), *LEAST])
+def test_theorem_4_holds_for_small_branchings_only(branching, h):
+    n = branching ** (h - 1)
+    starts, stops = np.triu_indices(n)
+    consistent, fewest = with_and_without(Ranges(n, starts, stops + 1), branching, h)
+    least, printed = (consistent / fewest).min(), 3 / (2 * (branching - 1) * (h - 1))
+    if (branching, h) in LEAST:
+        assert least == pytest.approx(LEAST[branching, h], abs=5e-6)
+        assert least > printed
+    else:
+        assert least <= printed
+    assert least <= 3 / (2 * (branching - 1) * (h - 1) - branching)
 
 
 @pytest.mark.parametrize(("n", "dims"), [(27, 1), (25, 1), (7, 2)])

@@ -98,7 +98,7 @@ def test_average_variance_over_all_ranges(case):
 
 @pytest.mark.parametrize(("branching", "levels"), [(2, 3), (2, 11), (4, 3), (4, 11), (8, 4)])
 def test_all_leaves_but_the_first_and_last(branching, levels):
-    # Hay et al., Theorem 4(iii): its query, with the exact variance; the printed bound fails at (4, 3) and (8, 4).
+    # The query of Hay et al., Theorem 4(iii); on its bound see tests/accuracy/test_range_variance.py.
     n = branching ** (levels - 1)
     tree = Tree.complete(n, branching, root=True)
     result = dp.least_squares(dp.Measurement(tree, np.zeros(tree.shape[0]), "gaussian", 1.0))
