@@ -57,6 +57,15 @@ LAST_OF_COLUMN |= {("2", name): 0 for name in ("best b", "its H_b^c")}
 LAST_OF_COLUMN |= {("3", name): 0 for name in ("H_4^c", "H_8^c", "H_32^c", "H_2^c+root", "best b", "its H_b^c")}
 
 
+# Dimensions, whether consistent, the sizes that are looked at, and what the paper says.
+FLAT = [
+    ("one dimension, fewest nodes", 1, False, range(180, 261), "187"),
+    ("one dimension, least squares", 1, True, range(30, 100), "45"),
+    ("two dimensions, least squares", 2, True, range(40, 70), "up to 63"),
+    ("three dimensions, least squares", 3, True, range(100, 126), "up to 120"),
+]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tables 1 to 3 of Qardaji et al. 2013, exactly.")
     parser.add_argument("--most", type=int, default=20, help="the largest power of two of cells")
@@ -91,6 +100,14 @@ def main() -> None:
     columns = ["F", "H_12", "H_12^c", "H_16", "H_16^c", "H_2^c", "Quad", "Wavelet"]
     columns += ["H_4^c", "H_8^c", "H_32^c", "H_2^c+root", "best b", "its H_b^c"]
     show("3", "methods beside each other; the paper's two matrix mechanisms are left out", columns, rows)
+
+    print("When flat is best, every level with the same share of epsilon: no tree has less variance than the flat histogram")
+    for text, dims, is_consistent, sizes, claim in FLAT:
+        wins = [n for n in sizes if best_branching(n, dims=dims, consistent=is_consistent, max_branching=n) != n]
+        before = [n for n in sizes if n < wins[0]]
+        after = [n for n in sizes if n > wins[0] and n not in wins]
+        again = f", and again for {', '.join(map(str, after))}" if after else ""
+        print(f"  {text:34} up to {before[-1]:3} cells along an axis{again}; the paper: {claim}")
 
 
 def fewest(n: int, b: int) -> float:

@@ -92,11 +92,26 @@ def _of_all_ranges(arrays: Any, weights: jax.Array) -> jax.Array:
 
 
 def _trace(precision: jax.Array, gram: jax.Array) -> jax.Array:
-    """The trace of K^-1 G; nan if K is singular to rounding."""
-    lower = jnp.linalg.cholesky(precision)
-    least = (jnp.square(jnp.diagonal(lower)) / jnp.diagonal(precision)).min()
-    found = jnp.trace(jax.scipy.linalg.cho_solve((lower, True), gram))
-    return jnp.where(least > jnp.finfo(gram.dtype).eps ** 0.75, found, jnp.nan)
+    """The trace of K^-1 G; nan if K is singular to rounding. G is not differentiated."""
+
+    @jax.custom_jvp
+    def trace(precision: jax.Array) -> jax.Array:
+        return solved(precision)[0]
+
+    def solved(precision: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        lower = jnp.linalg.cholesky(precision)
+        least = (jnp.square(jnp.diagonal(lower)) / jnp.diagonal(precision)).min()
+        found = jax.scipy.linalg.cho_solve((lower, True), gram)
+        return jnp.where(least > jnp.finfo(gram.dtype).eps ** 0.75, jnp.trace(found), jnp.nan), found, lower
+
+    @trace.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        # -<K^-1 G K^-1, dK>: a third of the work of differentiating the factorisation.
+        value, found, lower = solved(*primals)
+        slope = jax.scipy.linalg.cho_solve((lower, True), found.T)
+        return value, -(slope * tangents[0]).sum()
+
+    return trace(precision)
 
 
 def _by_matrix(arrays: Any, weights: jax.Array) -> jax.Array:

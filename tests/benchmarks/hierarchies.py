@@ -1,4 +1,4 @@
-"""Errors of hierarchies and of strategies made for a workload, beside what one would take otherwise; no times but those it prints.
+"""Errors of hierarchies and of strategies made for a workload, beside what one would take otherwise.
 
 python -m tests.benchmarks.hierarchies [--cells 64 256] [--seed 0]
 
