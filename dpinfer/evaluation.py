@@ -14,7 +14,7 @@ from dpinfer.inference import least_squares
 from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
 from dpinfer.mechanisms import simulate
-from dpinfer.queries import Queries, Ranges
+from dpinfer.queries import Boxes, Queries, Ranges
 from dpinfer.queries.base import Array, as_array, namespace
 from dpinfer.scales import float_scale, one_budget
 
@@ -147,6 +147,87 @@ def simulate_error(
         num_draws,
         *(x.reshape(*shape, num_single) for x in (first, second, spread, variances[..., :num_single])),
     )
+
+
+def squared_error(answers: Any, truth: Any) -> Array:
+    """(answer - true answer)^2, elementwise; the truth is not private here."""
+    answers, truth = _pair(answers, truth)
+    return namespace(answers).square(answers - truth)
+
+
+def absolute_error(answers: Any, truth: Any) -> Array:
+    """|answer - true answer|, elementwise."""
+    answers, truth = _pair(answers, truth)
+    return namespace(answers).abs(answers - truth)
+
+
+def relative_error(answers: Any, truth: Any, *, sanity_bound: Any) -> Array:
+    """|answer - true answer| / max(true answer, sanity bound), elementwise (Xiao, Wang and Gehrke 2010, section 7).
+
+    Args:
+        answers, truth: of one shape, or shapes that broadcast.
+        sanity_bound: positive; what counts below are not worth: the paper takes a thousandth of all records.
+    """
+    answers, truth = _pair(answers, truth)
+    if _checks.is_concrete(sanity_bound) and not float(np.min(np.asarray(sanity_bound))) > 0:
+        raise ValueError(f"sanity_bound must be positive, got {sanity_bound!r}.")
+    xp = namespace(answers)
+    return xp.abs(answers - truth) / xp.maximum(truth, sanity_bound)
+
+
+def _pair(answers: Any, truth: Any) -> tuple[Array, Array]:
+    answers, truth = as_array("answers", answers), as_array("truth", truth)
+    return (jnp.asarray(answers), jnp.asarray(truth)) if isinstance(truth, jax.Array) else (answers, truth)
+
+
+@final
+@dataclass(frozen=True)
+class Candlestick:
+    """What errors are like, the numbers that the candlesticks of Qardaji et al. 2013 (figure 3) show.
+
+    Attributes:
+        size: cells of a range; 0 for errors of all sizes together.
+        num_answers: how many errors.
+        mean, lower_quartile, median, upper_quartile, percentile_95: of them.
+    """
+
+    size: int
+    num_answers: int
+    mean: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    percentile_95: float
+
+
+def candlesticks(errors: Any, workload: Any = None) -> list[Candlestick]:
+    """The quantiles of errors; with a workload of ranges or boxes, by the number of cells in each, the smallest first.
+
+    Args:
+        errors: [m], or [releases, m], any kind of error of each answer.
+        workload: the m queries.
+    """
+    found = np.asarray(errors, dtype=float)
+    found = np.atleast_2d(found)
+    if found.ndim != 2 or not found.size:
+        raise ValueError(f"errors must have shape [m] or [releases, m], got {list(np.shape(errors))}.")
+    sizes = np.zeros(found.shape[1], dtype=np.int64)
+    if workload is not None:
+        ranges = workload.as_ranges() if isinstance(workload, Queries) else None
+        if isinstance(workload, Boxes):
+            sizes = (workload.stops - workload.starts).prod(axis=1)
+        elif ranges is not None:
+            sizes = ranges[1] - ranges[0]
+        else:
+            raise ValueError(f"workload must be ranges or Boxes, got {workload!r}.")
+        if sizes.shape != found.shape[1:]:
+            raise ValueError(f"errors must have one entry for each of the {sizes.size} queries, got {found.shape[1]}.")
+    sticks = []
+    for size in np.unique(sizes).tolist():
+        own = found[:, sizes == size]
+        quantiles = np.quantile(own, [0.25, 0.5, 0.75, 0.95]).tolist()
+        sticks.append(Candlestick(size, own.size, float(own.mean()), *quantiles))
+    return sticks
 
 
 def squared_error_by_range_size(cells: Any, truth: Any, sizes: Sequence[int]) -> Array:

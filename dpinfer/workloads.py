@@ -1,9 +1,11 @@
-"""Workloads by the names that a domain gives its cells."""
+"""Workloads by the names that a domain gives its cells, and workloads drawn at random."""
 
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
+from dpinfer import _checks
 from dpinfer.domain import Domain
 from dpinfer.queries import Boxes, Identity, Kronecker, Queries, Ranges, Total, VStack
 
@@ -99,6 +101,47 @@ def marginals(domain: Domain, *axes: Sequence[str]) -> Queries:
             raise ValueError(f"Give each marginal as a list of axis names, [{names!r}] and not {names!r}.")
     tables = [product(domain, {name: Identity(_axis_size(domain, name)) for name in names}) for names in axes]
     return tables[0] if len(tables) == 1 else VStack(tables)
+
+
+def random_ranges(n: int, num_ranges: int, *, key: jax.Array, size: int | None = None) -> Ranges:
+    """Ranges of n cells drawn with replacement, each of the n (n + 1) / 2 as likely; with ``size``, each of those of that size.
+
+    Args:
+        n: cells.
+        num_ranges: how many.
+        key: a typed key; the same key draws the same ranges.
+        size: cells in each range.
+    """
+    boxes = random_boxes((n,), num_ranges, key=key, sizes=None if size is None else (size,))
+    return Ranges(n, boxes.starts[:, 0], boxes.stops[:, 0])
+
+
+def random_boxes(shape: Sequence[int], num_boxes: int, *, key: jax.Array, sizes: Sequence[int] | None = None) -> Boxes:
+    """Boxes of a grid drawn with replacement, each as likely as any other; with ``sizes``, as any other of those sides.
+
+    Args:
+        shape: cells along each axis.
+        num_boxes: how many.
+        key: a typed key.
+        sizes: cells along each axis of every box.
+    """
+    shape = _checks.grid("shape", shape)
+    num_boxes = _checks.integer("num_boxes", num_boxes, least=0)
+    _checks.typed_key(key)
+    # The key seeds numpy, whose integers are 64 bit whatever JAX's setting.
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
+    cells = np.array(shape, dtype=np.int64)
+    if sizes is not None:
+        sides = _checks.grid("sizes", sizes)
+        if len(sides) != len(shape) or any(side > n for side, n in zip(sides, shape, strict=True)):
+            raise ValueError(f"sizes must be at most {shape}, one for each axis, got {tuple(sides)}.")
+        starts = rng.integers(0, cells - np.array(sides, dtype=np.int64) + 1, (num_boxes, len(shape)))
+        return Boxes(shape, starts, starts + sides)
+    # Two different ones of the n + 1 boundaries of an axis, in either order, are a range of it.
+    first = rng.integers(0, cells + 1, (num_boxes, len(shape)))
+    second = rng.integers(0, cells, (num_boxes, len(shape)))
+    second = second + (second >= first)
+    return Boxes(shape, np.minimum(first, second), np.maximum(first, second))
 
 
 def _axis_size(domain: Domain, name: str) -> int:

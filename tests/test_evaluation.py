@@ -8,7 +8,7 @@ from references import range_matrix
 import dpinfer as dp
 from dpinfer import evaluation
 from dpinfer.inference import nonnegative_least_squares
-from dpinfer.queries import Identity, Prefix, Total, Tree
+from dpinfer.queries import Boxes, Dense, Identity, Prefix, Ranges, Total, Tree
 
 
 def test_squared_error_by_range_size_by_enumeration():
@@ -35,6 +35,36 @@ def test_evenly_spaced_ranges():
 
 def test_coverage():
     assert float(evaluation.coverage([0.0, 1.0, 2.0], [1.0, 2.0, 2.0], [1, 0, 2])) == pytest.approx(2 / 3)
+
+
+def test_errors_of_single_answers():
+    answers, truth = np.array([9.0, -1.0, 30.0]), np.array([10, 0, 20])
+    np.testing.assert_array_equal(evaluation.squared_error(answers, truth), [1, 1, 100])
+    np.testing.assert_array_equal(evaluation.absolute_error(answers, truth), [1, 1, 10])
+    np.testing.assert_allclose(evaluation.relative_error(answers, truth, sanity_bound=4), [0.1, 0.25, 0.5])
+    slope = jax.grad(lambda a: evaluation.relative_error(a, truth, sanity_bound=4).sum())(jax.numpy.asarray(answers))
+    np.testing.assert_allclose(slope, [-0.1, -0.25, 0.05])
+    with pytest.raises(ValueError, match="sanity_bound must be positive, got 0"):
+        evaluation.relative_error(answers, truth, sanity_bound=0)
+
+
+def test_candlesticks_by_size():
+    errors = np.arange(12.0).reshape(2, 6)
+    workload = Ranges(9, [0, 1, 2, 3, 0, 1], [2, 3, 4, 5, 9, 9])
+    small, large, whole = evaluation.candlesticks(errors, workload)
+    assert (small.size, large.size, whole.size) == (2, 8, 9)
+    own = np.array([0, 1, 2, 3, 6, 7, 8, 9.0])
+    assert (small.num_answers, small.mean, small.median) == (8, own.mean(), np.median(own))
+    assert (small.lower_quartile, small.upper_quartile, small.percentile_95) == tuple(np.quantile(own, [0.25, 0.75, 0.95]))
+    assert (whole.mean, large.mean) == (7, 8)
+    (together,) = evaluation.candlesticks(errors[0])
+    assert (together.size, together.num_answers, together.median) == (0, 6, 2.5)
+    boxes = Boxes((3, 3), [[0, 0], [0, 0]], [[2, 3], [1, 1]])
+    assert [stick.size for stick in evaluation.candlesticks([1.0, 2.0], boxes)] == [1, 6]
+    with pytest.raises(ValueError, match="one entry for each of the 2 queries, got 3"):
+        evaluation.candlesticks([1.0, 2.0, 3.0], boxes)
+    with pytest.raises(ValueError, match="workload must be ranges or Boxes"):
+        evaluation.candlesticks([1.0], Dense([[1, 0, 1]]))
 
 
 def test_bad_arguments_are_named():

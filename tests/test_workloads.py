@@ -1,11 +1,12 @@
 """Sums by the names that a domain gives its cells."""
 
+import jax
 import numpy as np
 import pytest
 
 from dpinfer import Axis, Domain
 from dpinfer.queries import Boxes, Identity, Prefix, Ranges
-from dpinfer.workloads import along_axis, marginals, named_ranges, product
+from dpinfer.workloads import along_axis, marginals, named_ranges, product, random_boxes, random_ranges
 
 DAY = Domain({"when": Axis.times("2013-01-01", "2013-01-03", "6h", null="other")})
 TABLE = Domain({"age": Axis.integers(10, 14), "sex": Axis.integers(0, 2), "late": Axis.integers(0, 3, above="other")})
@@ -86,3 +87,34 @@ def test_products_by_axis():
 def test_axes_must_be_the_domains(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_random_ranges_are_uniform():
+    ranges = random_ranges(6, 42_000, key=jax.random.key(0))
+    counts = np.zeros((6, 7))
+    np.add.at(counts, (ranges.starts, ranges.stops), 1)
+    starts, stops = np.triu_indices(6)
+    expected = 42_000 / 21
+    assert counts[starts, stops + 1].sum() == 42_000  # nothing empty
+    chi_square = np.square(counts[starts, stops + 1] - expected).sum() / expected
+    assert abs(chi_square - 20) < 4 * np.sqrt(40)  # 20 degrees of freedom, 4 standard errors
+    again = random_ranges(6, 42_000, key=jax.random.key(0))
+    assert again == ranges
+    assert random_ranges(6, 42_000, key=jax.random.key(1)) != ranges
+    some = random_ranges(10, 500, key=jax.random.key(2), size=7)
+    assert sorted(set(some.starts.tolist())) == [0, 1, 2, 3]
+    assert (some.stops - some.starts == 7).all()
+
+
+def test_random_boxes():
+    boxes = random_boxes((4, 6), 1000, key=jax.random.key(0))
+    assert (boxes.starts < boxes.stops).all()
+    assert boxes.stops.max(axis=0).tolist() == [4, 6]
+    # The axes are drawn apart from each other.
+    assert abs(np.corrcoef(boxes.starts.T)[0, 1]) < 4 / np.sqrt(1000)
+    fixed = random_boxes((4, 6), 50, key=jax.random.key(0), sizes=(2, 6))
+    assert ((fixed.stops - fixed.starts) == (2, 6)).all()
+    with pytest.raises(ValueError, match=r"sizes must be at most \(4, 6\), one for each axis, got \(5, 1\)"):
+        random_boxes((4, 6), 1, key=jax.random.key(0), sizes=(5, 1))
+    with pytest.raises(ValueError, match="key must be one typed key"):
+        random_boxes((4, 6), 1, key=jax.random.PRNGKey(3))

@@ -3,6 +3,7 @@
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.estimate import LinearEstimate
+from dpinfer.inference.fewest_nodes import fewest_nodes
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.nonnegative import nonnegative_least_squares
@@ -12,6 +13,7 @@ __all__ = [
     "Answers",
     "LinearEstimate",
     "bootstrap",
+    "fewest_nodes",
     "least_squares",
     "maximum_entropy",
     "nonnegative_least_squares",
