@@ -1,4 +1,4 @@
-"""The command line: ``dpinfer demo | measure | infer | answer | inspect``.
+"""The command line: ``dpinfer demo | plan | measure | infer | answer | inspect``.
 
 Only ``measure`` reads private records; what it prints is the release's public side. Exit codes: 0 done, 1 the input was not
 what it should be (a message on standard error says what to do), 2 the command was mistyped.
@@ -50,6 +50,18 @@ def _application() -> Any:
             _demo(epsilon, figure)
 
     @app.command()
+    def plan(
+        domain: Annotated[Path, typer.Argument(help="The domain, a TOML file with one table an axis.")],
+        epsilon: Annotated[str | None, typer.Option(help="Budget of pure differential privacy, read exactly: 0.1, 1/3.")] = None,
+        rho: Annotated[str | None, typer.Option(help="Or a budget of zero-concentrated differential privacy.")] = None,
+        as_json: bool = json_option,
+        plot: Path | None = plot_option,
+    ) -> None:
+        """Say, before any records are read, what a budget will buy: strategies beside each other, and the best of them."""
+        with _errors():
+            _plan(domain, epsilon, rho, as_json, plot)
+
+    @app.command()
     def measure(
         table: Annotated[Path, typer.Argument(help="Private records: a CSV file with a header line, or a Parquet file.")],
         domain: Annotated[Path, typer.Argument(help="The domain, a TOML file with one table an axis.")],
@@ -57,12 +69,15 @@ def _application() -> Any:
         epsilon: Annotated[str | None, typer.Option(help="Budget of pure differential privacy, read exactly: 0.1, 1/3.")] = None,
         rho: Annotated[str | None, typer.Option(help="Or a budget of zero-concentrated differential privacy.")] = None,
         branching: Annotated[int, typer.Option(help="Branching of the tree that is measured; 0 measures the cells alone.")] = 16,
+        levels: Annotated[
+            str, typer.Option(help="How the budget is split over the tree's levels: equal, geometric or optimal (as plan does).")
+        ] = "equal",
         neighbors: Annotated[str, typer.Option(help="add_remove or replace_one.")] = "add_remove",
         force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     ) -> None:
         """Count private records over a domain and write one differentially private release."""
         with _errors():
-            _measure(table, domain, output, epsilon, rho, branching, neighbors, force)
+            _measure(table, domain, output, epsilon, rho, branching, levels, neighbors, force)
 
     @app.command()
     def inspect(
@@ -140,15 +155,98 @@ def _busy(step: str) -> Iterator[None]:
         yield
 
 
+def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plot: Path | None) -> None:
+    from rich.table import Table
+
+    import dpinfer
+    from dpinfer.accuracy import best_branching, range_variance, recommend, variance_by_branching
+    from dpinfer.allocation import level_budgets
+
+    dpinfer.enable_x64()
+    _keep_programs()
+    if plot is not None and not plot.parent.is_dir():
+        raise ValueError(f"--plot must be in a folder that exists, got {plot}.")
+    axes = dpinfer.Domain.load(domain)
+    if len(set(axes.shape)) > 1:
+        raise ValueError(
+            f"plan knows domains of one axis, or of axes of one size, this one has {axes.shape}. Compare strategies for it in "
+            "Python: dpinfer.accuracy.explain."
+        )
+    n, dims = axes.shape[0], len(axes.shape)
+    budget = _budget(epsilon, rho)
+    unit, whole = next(iter(budget.items()))
+
+    def variance(branching: int, split: Any) -> float:
+        epsilons, rhos = (split, None) if rho is None else (None, split)
+        return float(range_variance(n, branching, epsilons, level_rhos=rhos, dims=dims))
+
+    with _busy("comparing strategies"):
+        found = recommend(n, dims, **budget)
+        equal = {}
+        for branching in sorted({2, best_branching(n, dims=dims, unit=unit)} - {n}):
+            equal[branching] = variance(branching, level_budgets(n, branching, dims=dims, **budget))
+    split = found.budgets
+    rows = [("flat histogram", "all", found.flat_variance)]
+    rows += [(f"tree of branching {branching}", "equal", value) for branching, value in equal.items()]
+    if not found.is_flat:
+        rows.append((f"tree of branching {found.branching}", ", ".join(f"{x:.4g}" for x in split.tolist()), found.variance))
+    if plot is not None:
+        from dpinfer import plots
+
+        curve = variance_by_branching(n, dims=dims, max_branching=128, unit=unit)
+        curve = [(b, value / float(whole) ** (2 if rho is None else 1)) for b, value in curve]
+        plots.save(plots.plan_figure(curve, found.flat_variance, (found.branching, found.variance), split, unit), plot)
+    if as_json:
+        compared = [{"strategy": name, "budgets": text, "variance": value, "rms": value**0.5} for name, text, value in rows]
+        facts = {"cells": axes.size, unit: str(whole), "branching": found.branching, f"level_{unit}s": split.tolist()}
+        print(json.dumps({**facts, "variance": found.variance, "compared": compared}))
+        return
+    table = Table(
+        title=f"{axes.size:,} cells, {unit} = {whole}: error of a sum, on average over all ranges", title_justify="left"
+    )
+    table.add_column("strategy")
+    table.add_column("budget of each level, top first")
+    table.add_column("root mean squared error", justify="right", no_wrap=True)
+    for name, text, value in rows:
+        table.add_row(name, text, f"{value**0.5:,.2f}")
+    _print(table)
+    how = "--branching 0" if found.is_flat else f"--branching {found.branching} --levels optimal"
+    print(f"Recommended: {rows[0][0] if found.is_flat else rows[-1][0]}.", end=" ")
+    print(f"dpinfer measure RECORDS {domain} --{unit} {whole} {how}" if dims == 1 else f"In Python: {found.strategy!r}.")
+
+
+def _budget(epsilon: str | None, rho: str | None) -> dict[str, Any]:
+    given = {name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None}
+    if len(given) != 1:
+        raise ValueError("Give exactly one of --epsilon and --rho.")
+    return given
+
+
 def _measure(
-    table: Path, domain: Path, output: Path, epsilon: str | None, rho: str | None, branching: int, neighbors: str, force: bool
+    table: Path,
+    domain: Path,
+    output: Path,
+    epsilon: str | None,
+    rho: str | None,
+    branching: int,
+    levels: str,
+    neighbors: str,
+    force: bool,
 ) -> None:
     import dpinfer
 
     _refuse_overwriting(output, force)
     axes = dpinfer.Domain.load(domain)
     strategy = dpinfer.queries.Tree.complete(axes.size, branching) if branching else dpinfer.queries.Identity(axes.size)
-    budget = {name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None}
+    budget: dict[str, Any] = {
+        name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None
+    }
+    if levels != "equal":
+        if not branching:
+            raise ValueError(f"--levels splits the budget of a tree, and --branching 0 has none; got --levels {levels}.")
+        dpinfer.enable_x64()
+        split = dpinfer.allocation.level_budgets(axes.size, branching, method=levels, **_budget(epsilon, rho))
+        budget = {f"level_{name}s": split for name in budget}
     with _busy("counting and measuring"):
         cells = dpinfer.count(table, axes)
         release = dpinfer.measure(cells, strategy, **budget, neighbors=neighbors, domain=axes)

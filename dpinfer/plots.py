@@ -1,11 +1,12 @@
 """Figures: what a release says and how far to trust it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
 if TYPE_CHECKING:
     from dpinfer.demo import Demo
@@ -68,9 +69,7 @@ def demo_figure(demo: "Demo") -> Figure:
     right.set_ylabel("mean squared error (flights squared)")
     right.legend(frameon=False)
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
+        _plain(axes)
     return figure
 
 
@@ -97,6 +96,52 @@ def answers_figure(
     axes.grid(color="#dddddd", linewidth=0.6, axis="y")
     axes.set_axisbelow(True)
     return figure
+
+
+def plan_figure(
+    curve: list[tuple[int, float]], flat: float, recommended: tuple[int | None, float], budgets: np.ndarray, unit: str
+) -> Figure:
+    """The expected error of a range by the branching of the tree, and the budgets of the levels that are recommended.
+
+    Args:
+        curve: branchings and the average variance over all ranges with equal budgets.
+        flat: that of the flat histogram.
+        recommended: the branching (None: flat) and its variance with its own budgets.
+        budgets: of each level, top first.
+        unit: "epsilon" or "rho".
+    """
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    branchings, variances = np.array(curve).T
+    left.plot(branchings, np.sqrt(variances), color=BLUE, linewidth=1.6, label="tree, equal budgets")
+    left.axhline(np.sqrt(flat), color=ORANGE, linestyle="--", linewidth=1.4, label="flat histogram")
+    branching, variance = recommended
+    if branching is not None:
+        left.plot([branching], [np.sqrt(variance)], "o", color="black", label="recommended, with its budgets")
+    left.set_xscale("log", base=2)
+    left.set_yscale("log")
+    left.xaxis.set_major_formatter(ScalarFormatter())
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    left.yaxis.set_minor_formatter(NullFormatter())
+    left.set_xlabel("branching of the tree")
+    left.set_ylabel("root mean squared error of a range (records)")
+    left.set_title("Error of a sum, on average over all ranges", loc="left")
+    left.legend(frameon=False)
+    names = [f"level {depth + 1}" for depth in range(budgets.size - 1)]
+    right.barh([*names, "cells"], budgets, color=BLUE)
+    right.invert_yaxis()
+    right.set_xlabel(f"budget ({unit})")
+    right.set_title("Recommended budget of each level", loc="left")
+    for axes in (left, right):
+        _plain(axes)
+    return figure
+
+
+def _plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -227,6 +227,40 @@ def test_answers_along_an_axis(july):
     assert "<svg" in (folder / "hours.svg").read_text()
 
 
+def test_a_plan_reads_no_records_and_is_what_measure_does(july, tmp_path, monkeypatch, capsys):
+    data = ROOT / "examples/data"
+    domain = str(data / "departures.toml")
+    assert inside(monkeypatch, tmp_path, "plan", domain, "--epsilon", "0.2", "--plot", "plan.svg") == 0
+    shown = capsys.readouterr().out
+    assert "2,400 cells, epsilon = 1/5: error of a sum, on average over all ranges" in shown
+    assert re.search(r"flat histogram +│ all +│ +200.08", shown)  # sqrt(2402 / 3 * 2 / 0.2^2)
+    assert "Recommended: tree of branching 15. dpinfer measure RECORDS" in shown
+    assert "--epsilon 1/5 --branching 15 --levels optimal" in shown
+    assert "branching of the tree" in (tmp_path / "plan.svg").read_text()
+    assert inside(monkeypatch, tmp_path, "plan", domain, "--epsilon", "0.2", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["variance"] == pytest.approx(dp.accuracy.range_variance(2400, 15, facts["level_epsilons"]))
+    assert facts["compared"][-1]["variance"] == facts["variance"] < facts["compared"][0]["variance"]
+    measure = ("measure", str(data / "departures_2013_07.csv"), domain, "--epsilon", "0.2", "--branching", "15")
+    assert inside(monkeypatch, tmp_path, *measure, "--levels", "optimal", "-o", "july.npz") == 0
+    release = dp.Release.load(tmp_path / "july.npz")
+    assert release.epsilon is not None
+    assert release.epsilon <= Fraction(1, 5)
+    scales = 1 / np.array(facts["level_epsilons"])
+    np.testing.assert_allclose(np.unique(release.scale), np.sort(scales), rtol=1e-12)
+    capsys.readouterr()
+    assert inside(monkeypatch, tmp_path, *measure[:-1], "0", "--levels", "optimal", "-o", "x.npz") == 1
+    assert "--branching 0 has none; got --levels optimal" in capsys.readouterr().err
+    (tmp_path / "two.toml").write_text(
+        '[age]\nkind = "integers"\nstart = 0\nstop = 4\n[sex]\nkind = "integers"\nstart = 0\nstop = 2\n'
+    )
+    assert inside(monkeypatch, tmp_path, "plan", "two.toml", "--epsilon", "1") == 1
+    assert "plan knows domains of one axis, or of axes of one size, this one has (4, 2)" in capsys.readouterr().err
+    assert inside(monkeypatch, tmp_path, "plan", domain) == 1
+    assert "exactly one of --epsilon and --rho" in capsys.readouterr().err
+    assert not (tmp_path / "x.npz").exists()
+
+
 def test_bad_options_exit_with_2(tmp_path):
     done = command("demo", "--epsilon", "0", cwd=tmp_path)
     assert done.returncode == 2

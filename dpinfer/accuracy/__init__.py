@@ -1,6 +1,12 @@
 """What a budget will buy, before any cells are seen."""
 
-from dpinfer.accuracy.branching import Recommendation, best_branching, estimated_range_variance, recommend
+from dpinfer.accuracy.branching import (
+    Recommendation,
+    best_branching,
+    estimated_range_variance,
+    recommend,
+    variance_by_branching,
+)
 from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
 from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
@@ -18,5 +24,6 @@ __all__ = [
     "range_variance",
     "range_variance_by_size",
     "recommend",
+    "variance_by_branching",
     "variance_of_ranges",
 ]

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 import dpinfer as dp
-from dpinfer.accuracy import best_branching, estimated_range_variance, range_variance, recommend
+from dpinfer.accuracy import (
+    best_branching,
+    estimated_range_variance,
+    range_variance,
+    recommend,
+    variance_by_branching,
+)
 from dpinfer.accuracy.heights import num_levels
 from dpinfer.queries import Identity, Tree
 
@@ -73,5 +79,10 @@ def test_a_recommendation_is_what_it_says():
     release = dp.measure(np.zeros(1024, dtype=int), grid.strategy, level_rhos=grid.level_rhos)
     assert release.rho is not None
     assert release.rho <= 0.5
+    # Under rho levels cost less: smaller branchings are better, which the shortlist has to know.
+    by_rho = recommend(2400, rho=0.1)
+    assert by_rho.branching == best_branching(2400, unit="rho") == 2
+    assert by_rho.variance < min(v for _, v in variance_by_branching(2400, unit="rho")) / 0.1
+    np.testing.assert_array_equal(by_rho.budgets, by_rho.level_rhos)
     with pytest.raises(ValueError, match="exactly one of epsilon and rho"):
         recommend(16)
