@@ -72,10 +72,10 @@ def level_budgets(
         shares = level_usage(n, branching, root=root, dims=dims) ** power
     else:
         shares = _best_shares(n, branching, bool(root), dims, rho is None)
-    return _within(whole, shares / shares.sum())
+    return within(whole, shares / shares.sum())
 
 
-def _within(whole: Fraction, shares: np.ndarray) -> np.ndarray:
+def within(whole: Fraction, shares: np.ndarray) -> np.ndarray:
     """The budgets as floats whose decimals add up to no more than the whole."""
     budgets = shares * float(whole)
     while sum(map(Fraction, map(repr, budgets.tolist())), Fraction(0)) > whole:

@@ -18,7 +18,6 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dpinfer import _checks
 from dpinfer._pytree import pytree, static
@@ -260,6 +259,8 @@ def minimized(objective: Callable[[jax.Array], jax.Array], start: jax.Array, ste
 
     It ends where the objective or its gradient is not finite, as where a matrix becomes singular to rounding.
     """
+    import optax  # which whoever does not optimise need not wait for
+
     solver = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(objective)
 

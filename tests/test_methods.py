@@ -1,0 +1,105 @@
+"""The classical methods: what they measure and cost, and that theory says what their errors are."""
+
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+
+import dpinfer as dp
+from dpinfer import methods
+from dpinfer.accuracy import range_variance, variance_of_ranges
+from dpinfer.inference import zeroed_subtrees
+from dpinfer.queries import AllRange, Boxes, Haar, Identity, Tree
+
+N = 27
+CELLS = np.random.default_rng(0).integers(0, 9, N)
+METHODS = [
+    methods.noisy_cells(N),
+    methods.tree_of_fewest_nodes(N, 3),
+    methods.tree_of_fewest_nodes(N, 3, budgets="optimal", root=False),
+    methods.consistent_tree(N, 3),
+    methods.consistent_tree(N, 3, budgets="optimal", root=True),
+    methods.consistent_tree(N, 2, root=True, nonnegative=True, rounded=True),
+    methods.quadtree(N),
+    methods.privelet(32),
+    methods.recommended(N),
+    methods.recommended(64),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{m.strategy!r}")
+def test_a_release_spends_what_was_asked(method):
+    n = method.strategy.shape[1]
+    ledger = dp.Ledger(epsilon=1)
+    release = method.measure(np.resize(CELLS, n), epsilon=0.3, ledger=ledger)
+    assert Fraction(3, 10) * (1 - Fraction(1, 10**12)) <= release.epsilon <= Fraction(3, 10)
+    assert ledger.spent == release.epsilon
+    assert np.asarray(method.estimate(release).answer(AllRange(n)).values).shape == (n * (n + 1) // 2,)
+    # A study has the scales of the release, traced or not.
+    given = {"key": jax.random.key(0)}
+    plain = method.simulate(np.resize(CELLS, n), epsilon=0.3, **given)
+    np.testing.assert_allclose(np.broadcast_to(plain.scale, release.values.shape), release.scale, rtol=1e-12)
+    traced = jax.jit(lambda e: method.simulate(np.resize(CELLS, n), epsilon=e, **given).values)(0.3)
+    np.testing.assert_allclose(traced, plain.values, rtol=1e-9)
+
+
+def test_errors_are_what_theory_says():
+    every = AllRange(N)
+    expected = {
+        METHODS[0]: range_variance(N, N, [1.0]),
+        METHODS[1]: range_variance(N, 3, [0.25] * 4, root=True, consistent=False),
+        METHODS[3]: range_variance(N, 3, [1 / 3] * 3),
+        METHODS[6]: range_variance(N, 2, METHODS[6].shares),
+        METHODS[8]: range_variance(N, N, [1.0]),
+    }
+    for method, variance in expected.items():
+        answers = method.estimate(method.simulate(CELLS, epsilon=1, key=jax.random.key(1))).answer(every)
+        assert np.square(answers.stddev).mean() == pytest.approx(variance, rel=1e-10)
+    wavelet = methods.privelet(16)
+    assert wavelet.strategy == Haar(16)
+    answers = wavelet.estimate(wavelet.simulate(np.zeros(16), epsilon=1, key=jax.random.key(0))).answer(AllRange(16))
+    assert np.square(answers.stddev).mean() == pytest.approx(37.798713235294116, rel=1e-12)  # Qardaji et al., table 3
+
+
+def test_grids():
+    for method, consistent in [
+        (methods.tree_of_fewest_nodes((6, 6), 2, budgets="geometric", root=False), False),
+        (methods.quadtree((6, 6)), True),
+        (methods.consistent_tree((6, 6), 3, budgets="optimal"), True),
+    ]:
+        boxes = dp.workloads.random_boxes((6, 6), 30, key=jax.random.key(0))
+        assert isinstance(boxes, Boxes)
+        answers = method.estimate(method.simulate(np.ones(36), epsilon=1, key=jax.random.key(1))).answer(boxes)
+        branching = 3 if method.strategy == Tree.grid((6, 6), 3) else 2
+        expected = variance_of_ranges(boxes, branching, method.shares, consistent=consistent)
+        np.testing.assert_allclose(np.square(answers.stddev), expected, rtol=1e-9)
+    assert methods.noisy_cells((4, 5)).strategy == Identity(20)
+    assert methods.recommended((8, 8)).strategy == Identity(64)
+    assert methods.recommended((20, 20)).strategy == Tree.grid((20, 20), 6)
+    with pytest.raises(ValueError, match="'equal' for a grid of unequal sides, got 'optimal'"):
+        methods.consistent_tree((4, 5), 2, budgets="optimal")
+    with pytest.raises(ValueError, match="sides of one length for a recommendation, got"):
+        methods.recommended((4, 5))
+
+
+def test_zeroed_subtrees_by_walking_down():
+    tree = Tree.complete(8, 2, root=True)
+    values = np.array([20, 0.4, 19, 3, -2.6, 12, 7, 4, -1, -1, 2.4, 6.6, 5, 6.7, 0.2])
+    measurement = dp.Measurement(tree, values, "laplace", 1.0)
+    nodes = tree @ np.asarray(dp.least_squares(measurement).cells)
+    expected = nodes[7:].copy()
+    for v in range(15):
+        if nodes[v] <= 0:
+            first, last = tree.spans[0][v], tree.spans[1][v]
+            expected[first:last] = 0
+    assert (expected == 0).sum() >= 2
+    np.testing.assert_allclose(zeroed_subtrees(measurement, rounded=False).cells, expected, rtol=1e-14)
+    np.testing.assert_array_equal(zeroed_subtrees(measurement).cells, np.round(expected))
+    np.testing.assert_array_equal(zeroed_subtrees(measurement, nonnegative=False).cells, np.round(nodes[7:]))
+    batch = jax.vmap(lambda v: zeroed_subtrees(dp.Measurement(tree, v, "laplace", 1.0)).cells)(np.stack([values, 2 * values]))
+    np.testing.assert_array_equal(batch[0], np.round(expected))
+    with pytest.raises(ValueError, match="zeroed_subtrees gives no intervals"):
+        zeroed_subtrees(measurement).answer(AllRange(8)).interval()
+    with pytest.raises(ValueError, match="measurement must be of Tree.complete or Tree.grid"):
+        zeroed_subtrees(dp.Measurement(Identity(4), np.zeros(4), "laplace", 1.0))
