@@ -100,9 +100,9 @@ def consistent_tree(
 
     Args:
         shape, branching, budgets, root: as in :func:`tree_of_fewest_nodes`.
-        nonnegative, rounded: the postprocessing of Hay et al.'s experiments (section 5): the cells below a node whose estimate is
-            not positive are set to 0, and cells are rounded. Less error where many cells are empty; biased, no longer consistent,
-            and without standard deviations. ``nonnegative_least_squares`` and ``round_preserving_total`` do better.
+        nonnegative, rounded: the postprocessing of Hay et al.'s experiments (section 5), ``inference.zeroed_subtrees``: a node
+            whose estimate is not positive and all below it are set to 0, and all are rounded. Less error where many cells are
+            empty; biased, no longer consistent, and without standard deviations.
     """
     estimator: _Estimator = least_squares
     if nonnegative or rounded:

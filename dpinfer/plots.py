@@ -1,7 +1,8 @@
 """Figures: what a release says and how far to trust it."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart with any colour vision; markers and dashes say the same again.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"
+COLORS = (ORANGE, "#009E73", BLUE, "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("x", "s", "o", "^", "v", "D")
 
 
 def demo_figure(demo: "Demo") -> Figure:
@@ -142,6 +145,50 @@ def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+class ErrorSeries(NamedTuple):
+    """One method's errors by range size: measured means, their standard errors, and what theory expects (None: nothing)."""
+
+    name: str
+    measured: np.ndarray
+    standard_errors: np.ndarray
+    expected: np.ndarray | None
+
+
+def range_error_figure(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[ErrorSeries]]], unit: str) -> Figure:
+    """Mean squared error by range size, a panel for each setting: measured points with 2 standard errors, theory as lines.
+
+    Args:
+        sizes: cells of a range, of all series.
+        panels: a title and its series; the same methods in each.
+        unit: of the squared error.
+    """
+    figure = Figure(figsize=(4.6 * len(panels), 4.6), layout="constrained")
+    for place, ((title, series), axes) in enumerate(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True)):
+        for one, color, marker in zip(series, COLORS, MARKERS, strict=False):
+            if one.expected is not None:
+                axes.plot(sizes, one.expected, color=color, linewidth=1.2)
+            axes.errorbar(
+                sizes,
+                one.measured,
+                2 * one.standard_errors,
+                fmt=marker,
+                color=color,
+                fillstyle="none",
+                markersize=5,
+                elinewidth=0.8,
+                label=one.name if one.expected is None else f"{one.name}; line: expected",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("cells in the range")
+        axes.set_title(title, loc="left")
+        if not place:
+            axes.set_ylabel(f"mean squared error ({unit})")
+            axes.legend(frameon=False, fontsize="small")
+        _plain(axes)
+    return figure
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -16,6 +17,8 @@ def test_example(path, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert done.stderr == ""
+    for figure in re.findall(r"^Figure: (.*)$", done.stdout, re.M):
+        assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_tables_explain_every_misprint():
@@ -34,3 +37,20 @@ def test_the_tables_explain_every_misprint():
     # Rows of tables 1 to 3 at 2^10 as printed, but for the marked ones.
     for row in ("1600.00      1602.73       320.00           32       320.83", "684.00       398.22       160.65*      498.87"):
         assert row in done.stdout
+
+
+def test_measured_errors_by_range_size_agree_with_theory(tmp_path):
+    script, sizes = EXAMPLES[0].parent / "range_errors.py", ["--cells", "64", "--releases", "200", "--epsilons", "0.5"]
+    done = subprocess.run([sys.executable, script, *sizes], cwd=tmp_path, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d", line)]
+    assert [row[0] for row in rows] == ["1", "2", "4", "8", "16", "32", "64"]
+    for row in rows:
+        numbers = [float(text.strip("()").replace(",", "")) for text in row[1:]]
+        cells, cells_theory, fewest, fewest_theory, consistent, consistent_theory, zeroed = numbers
+        # Of one range of all cells, a squared error has a standard deviation of at most 2.3 times its mean: 4 standard errors of
+        # 200. Of small ranges there are many, whose errors have little in common.
+        close = 0.15 if int(row[0]) <= 8 else 4 * 2.3 / 200**0.5
+        found, theory = [cells, fewest, consistent], [cells_theory, fewest_theory, consistent_theory]
+        np.testing.assert_allclose(found, theory, rtol=close)
+        assert consistent_theory < fewest_theory
+        assert zeroed < 1.1 * consistent

@@ -83,23 +83,38 @@ def test_grids():
         methods.recommended((4, 5))
 
 
-def test_zeroed_subtrees_by_walking_down():
-    tree = Tree.complete(8, 2, root=True)
-    values = np.array([20, 0.4, 19, 3, -2.6, 12, 7, 4, -1, -1, 2.4, 6.6, 5, 6.7, 0.2])
+@pytest.mark.parametrize("tree", [Tree.complete(8, 2, root=True), Tree.complete(7, 2), Tree.grid((3, 4), 2)], ids=repr)
+def test_zeroed_subtrees_by_walking_down(tree):
+    values = np.random.default_rng(5).normal(1, 3, tree.shape[0])
     measurement = dp.Measurement(tree, values, "laplace", 1.0)
     nodes = tree @ np.asarray(dp.least_squares(measurement).cells)
-    expected = nodes[7:].copy()
-    for v in range(15):
-        if nodes[v] <= 0:
-            first, last = tree.spans[0][v], tree.spans[1][v]
-            expected[first:last] = 0
-    assert (expected == 0).sum() >= 2
-    np.testing.assert_allclose(zeroed_subtrees(measurement, rounded=False).cells, expected, rtol=1e-14)
-    np.testing.assert_array_equal(zeroed_subtrees(measurement).cells, np.round(expected))
-    np.testing.assert_array_equal(zeroed_subtrees(measurement, nonnegative=False).cells, np.round(nodes[7:]))
-    batch = jax.vmap(lambda v: zeroed_subtrees(dp.Measurement(tree, v, "laplace", 1.0)).cells)(np.stack([values, 2 * values]))
-    np.testing.assert_array_equal(batch[0], np.round(expected))
+    first = 0 if tree.root_measured else 1
+    expected = nodes.copy()
+    for v in range(first, tree.num_nodes):
+        above = v
+        while above >= first:
+            if nodes[above - first] <= 0:
+                expected[v - first] = 0
+            above = tree.parents[above]
+    n = tree.shape[1]
+    assert 0 < (expected[-n:] == 0).sum() < n
+    assert ((expected == 0) & (nodes > 0)).any()  # positive below a node that is not
+    np.testing.assert_allclose(zeroed_subtrees(measurement, rounded=False).nodes.values, expected, atol=1e-12)
+    rounded = zeroed_subtrees(measurement)
+    np.testing.assert_array_equal(rounded.nodes.values, np.round(expected))
+    np.testing.assert_array_equal(rounded.cells, np.round(expected[-n:]))
+    np.testing.assert_array_equal(zeroed_subtrees(measurement, nonnegative=False).nodes.values, np.round(nodes))
+    batch = jax.vmap(lambda v: zeroed_subtrees(dp.Measurement(tree, v, "laplace", 1.0)).nodes.values)(np.stack([values] * 2))
+    np.testing.assert_array_equal(batch[1], np.round(expected))
+
+
+def test_zeroed_subtrees_answers_from_nodes_and_has_no_intervals():
+    tree = Tree.complete(8, 2, root=True)
+    values = np.array([20, 0.4, 19, 3, -2.6, 12, 7, 4, -1, -1, 2.4, 6.6, 5, 6.7, 0.2])
+    estimate = zeroed_subtrees(dp.Measurement(tree, values, "laplace", 1.0))
+    answers = estimate.answer(AllRange(8))
+    assert answers.values[7] == estimate.nodes.values[0]  # all cells: the root
     with pytest.raises(ValueError, match="zeroed_subtrees gives no intervals"):
-        zeroed_subtrees(measurement).answer(AllRange(8)).interval()
+        answers.interval()
     with pytest.raises(ValueError, match="measurement must be of Tree.complete or Tree.grid"):
         zeroed_subtrees(dp.Measurement(Identity(4), np.zeros(4), "laplace", 1.0))
