@@ -134,24 +134,20 @@ def average_consistent(n: int, levels: Sequence[Height], dims: int, weights: Seq
         for cut in range(dims + 1):
             if (cut and not level.rest) or (cut < dims and not level.num_full):
                 continue
-            ways = [comb(cut, j) * level.rest_is_cut**j * level.rest_full ** (cut - j) for j in range(cut + 1)]
-            whole = branching ** (dims - cut) * sum(way * variances[j] for j, way in enumerate(ways) if way)
+            # Its children that are cut along j axes, for each node: their number is a float, since 32-bit integers would not do.
+            ways = {j: float(comb(cut, j) * level.rest_full ** (cut - j)) for j in range(cut + 1)}
+            ways = {j: way for j, way in ways.items() if way and (j == 0 or level.rest_is_cut)}
+            whole = float(branching) ** (dims - cut) * sum(way * variances[j] for j, way in ways.items())
             if cut:
-                shared = {j: variances[j] / whole for j, way in enumerate(ways) if way}
-                new_shares[cut] = _shares(xp, level, below, branching ** (dims - cut), cut, shared, shares)
+                new_shares[cut] = _shares(
+                    xp, level, below, float(branching) ** (dims - cut), cut, {j: variances[j] / whole for j in ways}, shares
+                )
                 new_forms[cut] = _form(xp, level.shared_segments, new_shares[cut], cut)
-                parts = [
-                    way_of_form
-                    * (level.shared_below / scale) ** (dims - cut)
-                    * (level.shared_rest / scale) ** (cut - j)
-                    * forms[j]
-                    * variances[j]
-                    for j, way in enumerate(ways)
-                    if way
-                    for way_of_form in [comb(dims, cut) * comb(cut, j)]
-                ]
-                own = comb(dims, cut) * (level.shared / (level.size**2 * ranges)) ** (dims - cut) * new_forms[cut]
-                total = total + (sum(parts) - whole * own)
+                # Sums over all such nodes of V_c a_c^2 of their children, and of T a^2.
+                children = sum(comb(cut, j) * (level.shared_rest / scale) ** (cut - j) * forms[j] * variances[j] for j in ways)
+                children = (level.shared_below / scale) ** (dims - cut) * children
+                own = (level.shared / (level.size**2 * ranges)) ** (dims - cut) * whole * new_forms[cut]
+                total = total + comb(dims, cut) * (children - own)
             else:
                 # The difference of two large numbers, taken in integers.
                 spread = (level.shared_below * branching) ** dims - level.shared**dims
@@ -169,7 +165,7 @@ def _one_over(xp: Any, weight: Any) -> Any:
     return xp.where(weight > 0, 1 / xp.where(weight > 0, weight, 1.0), xp.inf)[()]
 
 
-def _shares(xp: Any, level: Height, below: Height, lost: int, cut: int, shared: dict[int, Any], shares: dict[int, Any]) -> Any:
+def _shares(xp: Any, level: Height, below: Height, lost: float, cut: int, shared: dict[int, Any], shares: dict[int, Any]) -> Any:
     """The weights of the segments of a block that is cut along ``cut`` axes, [segments, ...]; its cells' weights add up to 1.
 
     ``shared`` are the weights g of the children, by the number of axes along which they are cut; ``lost`` is what the children
