@@ -18,6 +18,7 @@ from dpinfer.queries import Dense, Identity, Queries, VStack
 from dpinfer.queries.dense import as_queries
 
 _BITS = 15
+_FIRST_STEPS = 60
 
 
 def p_identity(
@@ -27,7 +28,7 @@ def p_identity(
     epsilon: Any = None,
     rho: Any = None,
     key: jax.Array,
-    num_starts: int = 3,
+    num_starts: int = 8,
     max_steps: int = 300,
 ) -> Allocation:
     """Every cell, and ``num_rows`` weighted sums of all cells, chosen for the workload (McKenna et al. 2018, section 5).
@@ -40,8 +41,8 @@ def p_identity(
         num_rows: p; left out, a sixteenth of n and at least 1.
         epsilon, rho: the budget, one of the two, for the stated error.
         key: a typed key, for the starts.
-        num_starts: of which the best is taken.
-        max_steps: of L-BFGS from each.
+        num_starts: run for 60 steps each; the best of them is run to the end.
+        max_steps: of L-BFGS at the end.
 
     Returns:
         An Allocation: n + p rows, its ``first_error`` that of the cells alone.
@@ -54,11 +55,12 @@ def p_identity(
     n = queries.shape[1]
     p = _checks.integer("num_rows", max(1, n // 16) if num_rows is None else num_rows, least=1)
     gram = jnp.asarray(np.asarray(queries.gram(), dtype=float) / queries.shape[0])
-    roots, lowest = np.zeros((p, n)), np.inf
-    for one in jax.random.split(key, _checks.integer("num_starts", num_starts, least=1)):
-        found, error = _descend(order, gram, jnp.sqrt(jax.random.uniform(one, (p, n))), max_steps)
-        if float(error) < lowest:
-            roots, lowest = np.asarray(found), float(error)
+    max_steps = _checks.integer("max_steps", max_steps, least=1)
+    starts = jax.random.split(key, _checks.integer("num_starts", num_starts, least=1))
+    # Where a descent ends depends on where it starts, and on rounding.
+    tried = [_descend(order, gram, jnp.sqrt(jax.random.uniform(one, (p, n))), min(max_steps, _FIRST_STEPS)) for one in starts]
+    best, _ = min(tried, key=lambda pair: float(pair[1]))
+    roots = np.asarray(_descend(order, gram, best, max_steps)[0])
     theta = np.square(roots)
     own = (1 + (theta**order).sum(axis=0)) ** (-1 / order)
     # Columns of cells are not touched: their rows are those of the identity.

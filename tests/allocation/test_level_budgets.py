@@ -56,7 +56,7 @@ def test_a_choice_of_levels_that_is_not_tried_first():
 
 @pytest.mark.parametrize(
     ("n", "branching", "given"),
-    [(1000, 3, {}), (30, 2, {"root": True}), (20, 3, {"dims": 2}), (9, 3, {"dims": 3, "root": True})],
+    [(100, 3, {}), (30, 2, {"root": True}), (8, 3, {"dims": 2}), (9, 3, {"dims": 3, "root": True})],
 )
 @pytest.mark.parametrize("unit", ["epsilon", "rho"])
 def test_no_budget_can_be_moved_to_advantage(n, branching, given, unit):
