@@ -122,15 +122,15 @@ def privelet(n: int) -> Method:
     return Method("wavelet", Haar(n), None, least_squares)
 
 
-def recommended(shape: int | Sequence[int], *, epsilon: Any = 1) -> Method:
+def recommended(shape: int | Sequence[int]) -> Method:
     """What :func:`dpinfer.accuracy.recommend` finds for all ranges: flat or a tree, its branching and budgets.
 
-    The choice does not depend on epsilon. A grid must have sides of one length.
+    The choice is the same for every epsilon. A grid must have sides of one length.
     """
     sides = _sides(shape)
     if len(set(sides)) > 1:
         raise ValueError(f"shape must have sides of one length for a recommendation, got {sides}.")
-    found = recommend(sides[0], len(sides), epsilon=epsilon)
+    found = recommend(sides[0], len(sides), epsilon=1)
     if found.is_flat:
         return noisy_cells(shape)
     shares = tuple((found.budgets / found.budgets.sum()).tolist())

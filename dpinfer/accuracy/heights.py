@@ -52,6 +52,10 @@ class Height(NamedTuple):
     inside: int
     rest_inside: int
 
+    def inside_counted(self, lower: "Height") -> int:
+        """Sum over the blocks of the number of ranges that hold them times the number of blocks of a lower height in them."""
+        return self.inside * (self.size // lower.size) + self.rest_inside * -(-self.rest // lower.size)
+
 
 def num_levels(n: int, branching: int) -> int:
     """Levels below the root: the least h of at least 1 with branching^h >= n, in integers."""

@@ -10,7 +10,7 @@ and with a small branching the best switches off most. Under rho, where V is con
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
-from itertools import chain, combinations, islice
+from itertools import chain, combinations
 from math import comb
 from typing import Any
 
@@ -54,8 +54,8 @@ def level_budgets(
         consistent: whether the answers will be consistent, by least squares. Without, "optimal" is the cube-root rule, with every
             level measured (Qardaji et al. 2013, section 3.5; square roots under rho).
 
-    Cost: "optimal" with consistency tries every choice of levels up to 4,096 choices, beyond that those of as few levels as make
-    20,000, and then adds, drops and moves single levels; seconds.
+    Cost: "optimal" with consistency tries every choice of up to 15 levels, of more levels the 20,000 choices of fewest, and then
+    adds, drops and moves single levels; seconds.
     """
     n, branching = _checks.integer("n", n, least=1), _checks.integer("branching", branching, least=2)
     dims = _checks.integer("dims", dims, least=1)
@@ -121,7 +121,7 @@ def _subsets(levels: int) -> list[np.ndarray]:
         most += 1
     chosen = chain.from_iterable(combinations(range(levels - 1), k) for k in range(most + 1))
     found = []
-    for others in chain(islice(chosen, _MAX_SUBSETS), [range(levels - 1)]):
+    for others in chain(chosen, [range(levels - 1)] if most < levels - 1 else []):
         subset = np.zeros(levels)
         subset[[*others, levels - 1]] = 1.0
         found.append(subset)
