@@ -1,7 +1,6 @@
 """The variance of given ranges, and its average over those of each size, for a measured tree; see ``range_variance.py``."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from dpinfer import _checks
 from dpinfer.accuracy.heights import Height, heights
 from dpinfer.accuracy.range_variance import level_precisions
 from dpinfer.inference import least_squares
+from dpinfer.inference.fewest_nodes import ends_of_ranges, nodes_of_ranges
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Boxes, Queries, Tree
 from dpinfer.queries.base import Array
@@ -35,12 +35,8 @@ def variance_of_ranges(
     Cost: O(height) a range; with boxes and consistency one solution of the grid for each.
     """
     branching = _checks.integer("branching", branching, least=2)
-    if isinstance(ranges, Boxes):
-        sides, ends = ranges.grid, [(ranges.starts[:, axis], ranges.stops[:, axis]) for axis in range(len(ranges.grid))]
-    elif (spans := ranges.as_ranges()) is not None:
-        sides, ends = (ranges.shape[1],), [spans]
-    else:
-        raise ValueError(f"ranges must be contiguous ranges (queries.Ranges) or queries.Boxes, got {ranges!r}.")
+    sides = ranges.grid if isinstance(ranges, Boxes) else (ranges.shape[1],)
+    starts, stops = ends_of_ranges(ranges, sides)
     strategy = Tree.grid(sides, branching, root) if len(sides) > 1 else Tree.complete(ranges.shape[1], branching, root)
     weights = level_precisions(max(sides), branching, level_epsilons, level_rhos, root, noise)
     if consistent:
@@ -50,39 +46,16 @@ def variance_of_ranges(
         return jnp.square(jnp.asarray(estimate.expected_stddev(ranges)))
     if not _checks.is_concrete(weights):
         raise ValueError("level budgets must be numbers and not traced, where consistent is False.")
-    return _of_fewest(sides, branching, ends, [float(w) for w in weights])
-
-
-def _of_fewest(sides: Sequence[int], branching: int, ends: Any, weights: list[float]) -> np.ndarray:
-    """1 over each level's precision, as often as a range needs a node of that level."""
-    ends = [(np.asarray(a), np.asarray(b)) for a, b in ends]
-    found = np.zeros(ends[0][0].shape)
-
-    def inside(height: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Along each axis, the first block in the range and one past the last."""
-        size, blocks = branching**height, []
-        for n, (start, stop) in zip(sides, ends, strict=True):
-            first = -(-start // size)
-            last = np.where(stop == n, -(-n // size), stop // size)
-            blocks.append((first, np.maximum(last, first)))
-        return blocks
-
-    measured = [height for height, w in enumerate(weights) if w > 0]
-    for height, next_above in zip(measured, [*measured[1:], None], strict=True):
-        used = prod(last - first for first, last in inside(height))
-        if next_above is not None:
-            size = branching ** (next_above - height)
-            hidden = [
-                np.where(last > first, np.minimum(last * size, -(-n // branching**height)) - first * size, 0)
-                for n, (first, last) in zip(sides, inside(next_above), strict=True)
-            ]
-            used = used - prod(hidden)
-        found = found + used / weights[height]
-    return found if weights[0] > 0 else np.where(_is_empty(ends), 0.0, np.inf)
-
-
-def _is_empty(ends: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    return np.any([start >= stop for start, stop in ends], axis=0)
+    precise = np.asarray(weights, dtype=float)
+    measured = np.flatnonzero(precise)[::-1]
+    if not measured.size or measured[-1] > 0:
+        return np.where((starts < stops).all(axis=1), np.inf, 0.0)
+    found = np.zeros(starts.shape[0])
+    sizes = [branching ** int(height) for height in measured]
+    for height, blocks in zip(measured, nodes_of_ranges(starts, stops, sides, sizes), strict=True):
+        inside, hidden = (0 if block is None else (block[1] - block[0]).prod(axis=1) for block in blocks)
+        found += (inside - hidden) / precise[height]
+    return found
 
 
 def range_variance_by_size(

@@ -5,6 +5,7 @@ least squares is never worse. The nodes of a range at one level are a block of n
 level above, so that a range is a few differences of running totals for each level.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple, final
 
@@ -21,6 +22,8 @@ from dpinfer.queries.base import Array
 from dpinfer.queries.grid_tree import GridTree
 from dpinfer.queries.tree import CompleteTree
 from dpinfer.release import Release, as_measurement
+
+Span = tuple[np.ndarray, np.ndarray]
 
 
 class _Level(NamedTuple):
@@ -58,19 +61,13 @@ class FewestNodesEstimate:
         tree = self.measurement.queries
         queries = over_cells(workload, tree.shape[1])
         sides, branching = _shape_of(tree)
-        starts, stops = _ends(queries, sides)
+        starts, stops = ends_of_ranges(queries, sides)
         levels = self._levels(sides, branching)
         values, variances = jnp.zeros(starts.shape[0]), jnp.zeros(starts.shape[0])
-        for place, level in enumerate(levels):
-            inside = _inside(starts, stops, sides, level.size)
+        for level, (inside, hidden) in zip(levels, nodes_of_ranges(starts, stops, sides, [x.size for x in levels]), strict=True):
             values = values + _sums(level.values, *inside)
             variances = variances + _sums(level.variances, *inside)
-            if place:
-                above = levels[place - 1].size
-                first, last = _inside(starts, stops, sides, above)
-                factor, ends = above // level.size, -(-np.array(sides) // level.size)
-                is_empty = (last <= first).any(axis=1, keepdims=True)
-                hidden = first * factor, np.where(is_empty, first * factor, np.minimum(last * factor, ends))
+            if hidden is not None:
                 values = values - _sums(level.values, *hidden)
                 variances = variances - _sums(level.variances, *hidden)
         # Differences of running totals: what should be nothing may be a rounding error below it.
@@ -124,8 +121,8 @@ def _shape_of(tree: Queries) -> tuple[tuple[int, ...], int]:
     raise ValueError(f"measurement must be of Tree.complete or Tree.grid, got {tree!r}.")
 
 
-def _ends(queries: Queries, sides: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and stops, [m, axes] each."""
+def ends_of_ranges(queries: Queries, sides: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and stops of ranges, or of the boxes of a grid, [m, axes] each."""
     if isinstance(queries, Boxes) and queries.grid == sides:
         return np.asarray(queries.starts), np.asarray(queries.stops)
     if isinstance(queries, Identity):
@@ -138,12 +135,31 @@ def _ends(queries: Queries, sides: tuple[int, ...]) -> tuple[np.ndarray, np.ndar
     return ranges[0][:, None], ranges[1][:, None]
 
 
-def _inside(starts: np.ndarray, stops: np.ndarray, sides: tuple[int, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Along each axis, the first block of ``size`` cells that lies in the range, and one past the last."""
-    n = np.array(sides)
-    first = -(-starts // size)
-    last = np.where(stops == n, -(-n // size), stops // size)
-    return first, np.maximum(last, first)
+def nodes_of_ranges(
+    starts: np.ndarray, stops: np.ndarray, sides: tuple[int, ...], sizes: Sequence[int]
+) -> Iterator[tuple[Span, Span | None]]:
+    """Of each measured level, top first, the nodes inside each range, and which of them lie below nodes taken higher up.
+
+    Args:
+        starts, stops: of the ranges, [m, axes] each.
+        sides: cells along each axis.
+        sizes: cells of a node along an axis, for each level.
+
+    Yields:
+        Two blocks of neighbouring nodes, each as their first along each axis and one past the last, [m, axes]; empty blocks where
+        there are none; None for the top level.
+    """
+    n, above = np.array(sides), None
+    for size in sizes:
+        first = -(-starts // size)
+        last = np.maximum(np.where(stops == n, -(-n // size), stops // size), first)
+        hidden = None
+        if above is not None:
+            (begin, end), factor = above[0], above[1] // size
+            is_empty = (end <= begin).any(axis=1, keepdims=True)
+            hidden = begin * factor, np.where(is_empty, begin * factor, np.minimum(end * factor, -(-n // size)))
+        yield (first, last), hidden
+        above = (first, last), size
 
 
 def _running(table: jax.Array) -> jax.Array:
@@ -155,7 +171,6 @@ def _running(table: jax.Array) -> jax.Array:
 def _sums(totals: jax.Array, first: np.ndarray, last: np.ndarray) -> jax.Array:
     """The sums over boxes by inclusion and exclusion of their corners."""
     found = jnp.zeros(first.shape[0], totals.dtype)
-    last = np.maximum(first, last)
     for corner in product((0, 1), repeat=totals.ndim):
         index = tuple(last[:, axis] if is_last else first[:, axis] for axis, is_last in enumerate(corner))
         # A first block may lie past the end, where the range holds none.

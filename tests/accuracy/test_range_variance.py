@@ -197,6 +197,7 @@ def test_a_level_without_budget_is_not_measured_and_has_no_slope():
     assert range_variance(16, 2, [1, 1, 1, 0]) == np.inf
     assert range_variance(16, 2, [1, 1, 1, 0], consistent=False) == np.inf
     assert np.isinf(range_variance_by_size(16, 2, [1, 1, 1, 0])).all()
+    assert variance_of_ranges(Ranges(4, [0, 2], [4, 2]), 2, [1, 0], consistent=False).tolist() == [np.inf, 0]
     assert range_variance(1, 2, [0.0, 1.0], root=True) == 2
     assert range_variance(1, 2, [1.0, 1.0], root=True) == range_variance_by_size(1, 2, [1.0, 1.0], root=True) == 1
 
@@ -210,5 +211,5 @@ def test_what_is_wrong_is_named():
         range_variance(16, 4, level_rhos=[1, 1], noise="laplace")
     with pytest.raises(ValueError, match="level_epsilons must be non-negative"):
         range_variance(16, 4, [1, -1])
-    with pytest.raises(ValueError, match="ranges must be contiguous"):
+    with pytest.raises(ValueError, match="workload must be ranges, got Dense"):
         variance_of_ranges(Dense([[1, 0, 1]]), 2, [1, 1])
