@@ -5,7 +5,6 @@ what it should be (a message on standard error says what to do), 2 the command w
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-# Compiled programs that are kept between commands, some 10 kB each.
-_MAX_PROGRAMS = 5000
 _EXTRA = ("typer", "rich", "matplotlib", "duckdb")
 
 
@@ -156,63 +153,30 @@ def _busy(step: str) -> Iterator[None]:
 
 
 def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plot: Path | None) -> None:
-    from rich.table import Table
-
     import dpinfer
-    from dpinfer.accuracy import best_branching, range_variance, recommend, variance_by_branching
-    from dpinfer.allocation import level_budgets
+    from dpinfer import planning
+    from dpinfer._program_cache import keep_programs
 
     dpinfer.enable_x64()
-    _keep_programs()
+    keep_programs()
     if plot is not None and not plot.parent.is_dir():
         raise ValueError(f"--plot must be in a folder that exists, got {plot}.")
     axes = dpinfer.Domain.load(domain)
-    if len(set(axes.shape)) > 1:
-        raise ValueError(
-            f"plan knows domains of one axis, or of axes of one size, this one has {axes.shape}. Compare strategies for it in "
-            "Python: dpinfer.accuracy.explain."
-        )
-    n, dims = axes.shape[0], len(axes.shape)
-    budget = _budget(epsilon, rho)
-    unit, whole = next(iter(budget.items()))
-
-    def variance(branching: int, split: Any) -> float:
-        epsilons, rhos = (split, None) if rho is None else (None, split)
-        return float(range_variance(n, branching, epsilons, level_rhos=rhos, dims=dims))
-
     with _busy("comparing strategies"):
-        found = recommend(n, dims, **budget)
-        equal = {}
-        for branching in sorted({2, best_branching(n, dims=dims, unit=unit)} - {n}):
-            equal[branching] = variance(branching, level_budgets(n, branching, dims=dims, **budget))
-    split = found.budgets
-    rows = [("flat histogram", "all", found.flat_variance)]
-    rows += [(f"tree of branching {branching}", "equal", value) for branching, value in equal.items()]
-    if not found.is_flat:
-        rows.append((f"tree of branching {found.branching}", ", ".join(f"{x:.4g}" for x in split.tolist()), found.variance))
+        compared = planning.compare(axes, **_budget(epsilon, rho))
     if plot is not None:
         from dpinfer import plots
 
-        curve = variance_by_branching(n, dims=dims, max_branching=128, unit=unit)
-        curve = [(b, value / float(whole) ** (2 if rho is None else 1)) for b, value in curve]
-        plots.save(plots.plan_figure(curve, found.flat_variance, (found.branching, found.variance), split, unit), plot)
+        plots.save(compared.figure(), plot)
     if as_json:
-        compared = [{"strategy": name, "budgets": text, "variance": value, "rms": value**0.5} for name, text, value in rows]
-        facts = {"cells": axes.size, unit: str(whole), "branching": found.branching, f"level_{unit}s": split.tolist()}
-        print(json.dumps({**facts, "variance": found.variance, "compared": compared}))
+        print(json.dumps(compared.to_dict()))
         return
-    table = Table(
-        title=f"{axes.size:,} cells, {unit} = {whole}: error of a sum, on average over all ranges", title_justify="left"
-    )
-    table.add_column("strategy")
-    table.add_column("budget of each level, top first")
-    table.add_column("root mean squared error", justify="right", no_wrap=True)
-    for name, text, value in rows:
-        table.add_row(name, text, f"{value**0.5:,.2f}")
-    _print(table)
+    found = compared.recommended
+    _print(compared.table())
+    print(f"Recommended: {compared.rows[-1].strategy}.", end=" ")
     how = "--branching 0" if found.is_flat else f"--branching {found.branching} --levels optimal"
-    print(f"Recommended: {rows[0][0] if found.is_flat else rows[-1][0]}.", end=" ")
-    print(f"dpinfer measure RECORDS {domain} --{unit} {whole} {how}" if dims == 1 else f"In Python: {found.strategy!r}.")
+    command = f"dpinfer measure RECORDS {domain} --{compared.unit} {compared.budget} {how}"
+    print(command if len(axes.shape) == 1 else f"In Python: {found.strategy!r}.")
 
 
 def _budget(epsilon: str | None, rho: str | None) -> dict[str, Any]:
@@ -393,38 +357,13 @@ def _answer(
 
 def _estimate(path: Path) -> tuple[Any, Any]:
     import dpinfer
+    from dpinfer._program_cache import keep_programs
 
     dpinfer.enable_x64()
-    _keep_programs()
+    keep_programs()
     release = dpinfer.Release.load(path)
     with _busy("least squares"):
         return release, dpinfer.least_squares(release)
-
-
-def _keep_programs() -> None:
-    """Let JAX keep what it compiles in the user's cache folder, so that the next command need not compile it again.
-
-    Called where releases are read or public data shown, never by ``measure``: no program that saw records is kept. A folder named
-    by JAX_COMPILATION_CACHE_DIR goes before ours.
-    """
-    import jax
-
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-        folder = Path(home) / "dpinfer" / f"jax-{jax.__version__}"
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return
-        programs = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in programs[: max(0, len(programs) - _MAX_PROGRAMS)]:
-            path.unlink(missing_ok=True)
-    except (OSError, RuntimeError):  # no home, or none of ours to write in: compile again each time
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _refuse_overwriting(output: Path, force: bool) -> None:
@@ -461,11 +400,12 @@ def _demo(epsilon: float, figure: Path) -> None:
 
     import dpinfer
     from dpinfer import demo, plots
+    from dpinfer._program_cache import keep_programs
 
     if not figure.parent.is_dir():
         raise ValueError(f"--figure must be in a folder that exists, got {figure}.")
     dpinfer.enable_x64()
-    _keep_programs()
+    keep_programs()
     console = Console()
     begin = time.monotonic()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import dpinfer as dp
-from dpinfer import cli, demo, plots
+from dpinfer import _program_cache, cli, demo, plots
 
 PERIOD = demo.Period("2013-01-01", 100, 90.0, 98.0, 95.0, 101.0)
 CACHE = Path(tempfile.mkdtemp(prefix="dpinfer-test-cache-"))
@@ -45,7 +45,7 @@ def inside(monkeypatch, folder, *arguments):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["dpinfer", *arguments])
         patch.setenv("COLUMNS", "100")
-        patch.setattr(cli, "_keep_programs", lambda: None)  # this process has a configuration of its own
+        patch.setattr(_program_cache, "keep_programs", lambda: None)  # this process has a configuration of its own
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return ended.value.code or 0
