@@ -65,7 +65,9 @@ def _application() -> Any:
         output: Annotated[Path, typer.Option("--output", "-o", help="Where the release goes.")] = Path("release.npz"),
         epsilon: Annotated[str | None, typer.Option(help="Budget of pure differential privacy, read exactly: 0.1, 1/3.")] = None,
         rho: Annotated[str | None, typer.Option(help="Or a budget of zero-concentrated differential privacy.")] = None,
-        branching: Annotated[int, typer.Option(help="Branching of the tree that is measured; 0 measures the cells alone.")] = 16,
+        branching: Annotated[
+            int, typer.Option(help="Branching of the tree that is measured, along every axis; 0 measures the cells alone.")
+        ] = 16,
         levels: Annotated[
             str, typer.Option(help="How the budget is split over the tree's levels: equal, geometric or optimal (as plan does).")
         ] = "equal",
@@ -175,8 +177,7 @@ def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plo
     _print(compared.table())
     print(f"Recommended: {compared.rows[-1].strategy}.", end=" ")
     how = "--branching 0" if found.is_flat else f"--branching {found.branching} --levels optimal"
-    command = f"dpinfer measure RECORDS {domain} --{compared.unit} {compared.budget} {how}"
-    print(command if len(axes.shape) == 1 else f"In Python: {found.strategy!r}.")
+    print(f"dpinfer measure RECORDS {domain} --{compared.unit} {compared.budget} {how}")
 
 
 def _budget(epsilon: str | None, rho: str | None) -> dict[str, Any]:
@@ -201,7 +202,12 @@ def _measure(
 
     _refuse_overwriting(output, force)
     axes = dpinfer.Domain.load(domain)
-    strategy = dpinfer.queries.Tree.complete(axes.size, branching) if branching else dpinfer.queries.Identity(axes.size)
+    if not branching:
+        strategy = dpinfer.queries.Identity(axes.size)
+    elif len(axes.shape) == 1:
+        strategy = dpinfer.queries.Tree.complete(axes.size, branching)
+    else:
+        strategy = dpinfer.queries.Tree.grid(axes.shape, branching)
     budget: dict[str, Any] = {
         name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None
     }
@@ -209,7 +215,7 @@ def _measure(
         if not branching:
             raise ValueError(f"--levels splits the budget of a tree, and --branching 0 has none; got --levels {levels}.")
         dpinfer.enable_x64()
-        split = dpinfer.allocation.level_budgets(axes.size, branching, method=levels, **_budget(epsilon, rho))
+        split = dpinfer.allocation.level_budgets(axes.shape, branching, method=levels, **_budget(epsilon, rho))
         budget = {f"level_{name}s": split for name in budget}
     with _busy("counting and measuring"):
         cells = dpinfer.count(table, axes)

@@ -78,8 +78,7 @@ def tree_of_fewest_nodes(shape: int | Sequence[int], branching: int = 2, *, budg
     Args:
         shape: n, or the cells along each axis of a grid, whose nodes are split along all axes at once.
         branching: parts along each axis.
-        budgets: "equal", "geometric" or "optimal", as ``method`` of ``allocation.level_budgets``; with a grid of unequal sides
-            "equal" only.
+        budgets: "equal", "geometric" or "optimal", as ``method`` of ``allocation.level_budgets``.
         root: whether the root is measured.
     """
     strategy = _tree(shape, branching, root)
@@ -125,12 +124,9 @@ def privelet(n: int) -> Method:
 def recommended(shape: int | Sequence[int]) -> Method:
     """What :func:`dpinfer.accuracy.recommend` finds for all ranges: flat or a tree, its branching and budgets.
 
-    The choice is the same for every epsilon. A grid must have sides of one length.
+    The choice is the same for every epsilon.
     """
-    sides = _sides(shape)
-    if len(set(sides)) > 1:
-        raise ValueError(f"shape must have sides of one length for a recommendation, got {sides}.")
-    found = recommend(sides[0], len(sides), epsilon=1)
+    found = recommend(_sides(shape), epsilon=1)
     if found.is_flat:
         return noisy_cells(shape)
     shares = tuple((found.budgets / found.budgets.sum()).tolist())
@@ -150,7 +146,5 @@ def _shares(shape: Any, branching: int, root: bool, budgets: str, *, consistent:
     sides = _sides(shape)
     if budgets == "equal":
         return None
-    if len(set(sides)) > 1:
-        raise ValueError(f"budgets must be 'equal' for a grid of unequal sides, got {budgets!r} for {sides}.")
-    given = {"method": budgets, "consistent": consistent, "root": root, "dims": len(sides)}
-    return tuple(level_budgets(sides[0], branching, epsilon=1, **given).tolist())
+    given = {"method": budgets, "consistent": consistent, "root": root}
+    return tuple(level_budgets(sides, branching, epsilon=1, **given).tolist())

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -29,14 +30,13 @@ class Comparison:
     """What a budget buys; the last row is what is recommended.
 
     Attributes:
-        n, dims: cells along each axis, and axes.
+        shape: cells along each axis.
         unit, budget: "epsilon" or "rho", exact.
         rows: the strategies.
         recommended: the best.
     """
 
-    n: int
-    dims: int
+    shape: tuple[int, ...]
     unit: str
     budget: Fraction
     rows: tuple[Row, ...]
@@ -45,7 +45,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         return {
-            "cells": self.n**self.dims,
+            "cells": prod(self.shape),
             self.unit: str(self.budget),
             "branching": self.recommended.branching,
             f"level_{self.unit}s": self.recommended.budgets.tolist(),
@@ -57,7 +57,7 @@ class Comparison:
         """For a terminal."""
         from rich.table import Table
 
-        title = f"{self.n**self.dims:,} cells, {self.unit} = {self.budget}: error of a sum, on average over all ranges"
+        title = f"{prod(self.shape):,} cells, {self.unit} = {self.budget}: error of a sum, on average over all ranges"
         table = Table(title=title, title_justify="left")
         table.add_column("strategy")
         table.add_column("budget of each level, top first")
@@ -71,7 +71,7 @@ class Comparison:
         from dpinfer import plots
 
         found, power = self.recommended, 2 if self.unit == "epsilon" else 1
-        curve = variance_by_branching(self.n, dims=self.dims, max_branching=128, unit=self.unit)
+        curve = variance_by_branching(self.shape, max_branching=128, unit=self.unit)
         curve = [(branching, value / float(self.budget) ** power) for branching, value in curve]
         return plots.plan_figure(curve, found.flat_variance, (found.branching, found.variance), found.budgets, self.unit)
 
@@ -80,25 +80,20 @@ def compare(domain: Domain, *, epsilon: Any = None, rho: Any = None) -> Comparis
     """The flat histogram, trees with equal budgets, and the recommendation, for all ranges (boxes) of a domain.
 
     Args:
-        domain: of one axis, or of axes of one size.
+        domain: of any number of axes.
         epsilon, rho: the budget, one of the two, exact.
     """
-    if len(set(domain.shape)) > 1:
-        raise ValueError(
-            f"plan knows domains of one axis, or of axes of one size, this one has {domain.shape}. Compare strategies for it in "
-            "Python: dpinfer.accuracy.explain."
-        )
-    n, dims = domain.shape[0], len(domain.shape)
-    found = recommend(n, dims, epsilon=epsilon, rho=rho)
+    shape = domain.shape
+    found = recommend(shape, epsilon=epsilon, rho=rho)
     unit, budget = ("epsilon", epsilon) if rho is None else ("rho", rho)
 
     def variance(branching: int, budgets: np.ndarray) -> float:
         epsilons, rhos = (budgets, None) if rho is None else (None, budgets)
-        return float(range_variance(n, branching, epsilons, level_rhos=rhos, dims=dims))
+        return float(range_variance(shape, branching, epsilons, level_rhos=rhos))
 
     rows = []
-    for branching in sorted({2, best_branching(n, dims=dims, unit=unit)} - {n}):
-        equal = level_budgets(n, branching, epsilon=epsilon, rho=rho, dims=dims)
+    for branching in sorted({2, best_branching(shape, unit=unit)} - {max(shape)}):
+        equal = level_budgets(shape, branching, epsilon=epsilon, rho=rho)
         rows.append(Row(f"tree of branching {branching}", "equal", variance(branching, equal)))
     flat = Row("flat histogram", "all", found.flat_variance)
     if found.is_flat:
@@ -106,4 +101,4 @@ def compare(domain: Domain, *, epsilon: Any = None, rho: Any = None) -> Comparis
     else:
         budgets = ", ".join(f"{x:.4g}" for x in found.budgets.tolist())
         rows = [flat, *rows, Row(f"tree of branching {found.branching}", budgets, found.variance)]
-    return Comparison(n, dims, unit, Fraction(budget), tuple(rows), found)
+    return Comparison(shape, unit, Fraction(budget), tuple(rows), found)

@@ -251,14 +251,24 @@ def test_a_plan_reads_no_records_and_is_what_measure_does(july, tmp_path, monkey
     capsys.readouterr()
     assert inside(monkeypatch, tmp_path, *measure[:-1], "0", "--levels", "optimal", "-o", "x.npz") == 1
     assert "--branching 0 has none; got --levels optimal" in capsys.readouterr().err
-    (tmp_path / "two.toml").write_text(
-        '[age]\nkind = "integers"\nstart = 0\nstop = 4\n[sex]\nkind = "integers"\nstart = 0\nstop = 2\n'
-    )
-    assert inside(monkeypatch, tmp_path, "plan", "two.toml", "--epsilon", "1") == 1
-    assert "plan knows domains of one axis, or of axes of one size, this one has (4, 2)" in capsys.readouterr().err
     assert inside(monkeypatch, tmp_path, "plan", domain) == 1
     assert "exactly one of --epsilon and --rho" in capsys.readouterr().err
     assert not (tmp_path / "x.npz").exists()
+
+
+def test_a_plan_for_axes_of_different_lengths(tmp_path, monkeypatch, capsys):
+    axes = '[age]\nkind = "integers"\nstart = 0\nstop = 60\n[sex]\nkind = "integers"\nstart = 0\nstop = 2\n'
+    (tmp_path / "two.toml").write_text(axes)
+    (tmp_path / "records.csv").write_text("age,sex\n3,1\n50,0\n")
+    assert inside(monkeypatch, tmp_path, "plan", "two.toml", "--epsilon", "1") == 0
+    shown = capsys.readouterr().out
+    best = dp.accuracy.recommend((60, 2), epsilon=1)
+    command = f"measure RECORDS two.toml --epsilon 1 --branching {best.branching} --levels optimal"
+    assert f"dpinfer {command}" in shown
+    assert inside(monkeypatch, tmp_path, *command.replace("RECORDS", "records.csv").split()) == 0
+    release = dp.Release.load(tmp_path / "release.npz")
+    assert release.queries == best.strategy == dp.queries.Tree.grid((60, 2), best.branching)
+    np.testing.assert_allclose(np.unique(release.scale), np.sort(1 / best.level_epsilons), rtol=1e-12)
 
 
 def test_bad_options_exit_with_2(tmp_path):

@@ -1,13 +1,15 @@
 """Which branching, and whether a tree at all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Any, final
 
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer.accuracy.heights import heights, num_levels, num_ranges
+from dpinfer.accuracy.heights import Axes, heights, num_levels, num_ranges, sides_of
 from dpinfer.accuracy.range_variance import average_consistent, average_of_fewest, level_precisions, range_variance
 from dpinfer.queries import Identity, Queries, Tree
 
@@ -17,7 +19,7 @@ _SHORTLIST = 3
 
 
 def best_branching(
-    n: int,
+    n: int | Sequence[int],
     *,
     consistent: bool = True,
     dims: int = 1,
@@ -44,7 +46,7 @@ def best_branching(
 
 
 def variance_by_branching(
-    n: int,
+    n: int | Sequence[int],
     *,
     consistent: bool = True,
     dims: int = 1,
@@ -56,16 +58,18 @@ def variance_by_branching(
 
     Arguments as in :func:`best_branching`. For another epsilon divide by its square, for another rho by it.
     """
-    n, dims = _checks.integer("n", n, least=1), _checks.integer("dims", dims, least=1)
+    sides = sides_of(n, dims)
     most = _checks.integer("max_branching", max_branching, least=2)
     _checks.choice("unit", unit, ("epsilon", "rho"))
     average, found = average_consistent if consistent else average_of_fewest, []
-    for branching in range(2, max(2, min(n, most)) + 1):
-        levels = num_levels(n, branching) + bool(root)
+    for branching in range(2, max(2, min(max(sides), most)) + 1):
+        top = num_levels(max(sides), branching)
+        levels = top + bool(root)
         weights = [np.float64(0.5 / levels**2 if unit == "epsilon" else 2 / levels)] * levels
         weights = weights if root else [*weights, np.float64(0.0)]
         # Not through their cache: these heights are looked at once.
-        found.append((branching, float(average(n, heights.__wrapped__(n, branching), dims, weights))))
+        axes = [Axes(side, sides.count(side), heights.__wrapped__(side, branching, top)) for side in sorted(set(sides))]
+        found.append((branching, float(average(axes, weights))))
     return found
 
 
@@ -99,7 +103,7 @@ class Recommendation:
 
 
 def recommend(
-    n: int,
+    n: int | Sequence[int],
     dims: int = 1,
     *,
     epsilon: Any = None,
@@ -113,8 +117,8 @@ def recommend(
     From n and the budget alone, so that the choice costs no privacy.
 
     Args:
-        n: cells along each axis.
-        dims: number of axes.
+        n: cells along each axis; or a list of them, one for each axis of a grid.
+        dims: number of axes, if n is one number.
         epsilon, rho: the budget, one of the two.
         budgets: how to split it over the levels, as ``method`` of ``allocation.level_budgets``. The optimal split is found for
             the three branchings that are best with equal ones.
@@ -128,23 +132,23 @@ def recommend(
 
     def variance(branching: int, split: np.ndarray) -> float:
         epsilons, rhos = (split, None) if rho is None else (None, split)
-        return float(range_variance(n, branching, epsilons, level_rhos=rhos, dims=dims, consistent=consistent))
+        return float(range_variance(sides, branching, epsilons, level_rhos=rhos, consistent=consistent))
 
-    n = _checks.integer("n", n, least=1)
-    flat = variance(max(n, 2), np.array([float(whole)]))
-    most = min(max_branching, max(n - 1, 2))
+    sides = sides_of(n, dims)
+    flat = variance(max(*sides, 2), np.array([float(whole)]))
+    most = min(max_branching, max(*sides, 3) - 1)
     unit = "epsilon" if rho is None else "rho"
-    curve = variance_by_branching(n, consistent=consistent, dims=dims, max_branching=most, unit=unit)
+    curve = variance_by_branching(sides, consistent=consistent, max_branching=most, unit=unit)
     ranked = sorted(curve, key=lambda pair: pair[1])
     best: tuple[float, int | None, np.ndarray] = (flat, None, np.array([float(whole)]))
     for branching, _ in ranked[: _SHORTLIST if budgets == "optimal" else 1]:
-        split = level_budgets(n, branching, epsilon=epsilon, rho=rho, method=budgets, consistent=consistent, dims=dims)
+        split = level_budgets(sides, branching, epsilon=epsilon, rho=rho, method=budgets, consistent=consistent)
         if variance(branching, split) < best[0] * (1 - 1e-9):  # more than rounding errors
             best = (variance(branching, split), branching, split)
     found, branching, split = best
-    tree = None if branching is None else (Tree.complete(n, branching) if dims == 1 else Tree.grid((n,) * dims, branching))
+    tree = None if branching is None else (Tree.complete(sides[0], branching) if len(sides) == 1 else Tree.grid(sides, branching))
     return Recommendation(
-        strategy=Identity(n**dims) if tree is None else tree,
+        strategy=Identity(prod(sides)) if tree is None else tree,
         is_flat=tree is None,
         branching=branching,
         level_epsilons=split if rho is None else None,

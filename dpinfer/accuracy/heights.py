@@ -1,10 +1,11 @@
 """The levels of a tree over [0, n) that is cut at n: its blocks, and sums over all ranges of what they share with a block.
 
 Levels are counted from the leaves here: at height l blocks hold b^l cells, but for the last, which is cut. The sums run over all
-n(n+1)/2 ranges; they are integers and computed as such. In d dimensions, where every axis has n cells and blocks and ranges are
-products, sums over all boxes are products of these.
+n(n+1)/2 ranges; they are integers and computed as such. In several dimensions blocks and ranges are products, and sums over all
+boxes are products of these.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,6 +58,37 @@ class Height(NamedTuple):
         return self.inside * (self.size // lower.size) + self.rest_inside * -(-self.rest // lower.size)
 
 
+class Axes(NamedTuple):
+    """The axes of a grid that have one number of cells.
+
+    Attributes:
+        n: their cells.
+        count: how many axes.
+        heights: of the tree, from the leaves to its root, along each of them.
+    """
+
+    n: int
+    count: int
+    heights: tuple[Height, ...]
+
+
+def sides_of(n: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """The cells along each axis, from one number for ``dims`` axes or from a list of them."""
+    dims = _checks.integer("dims", dims, least=1)
+    if not isinstance(n, Sequence):
+        return (_checks.integer("n", n, least=1),) * dims
+    sides = _checks.grid("n", n)
+    if dims not in (1, len(sides)):
+        raise ValueError(f"dims must be left out where n lists the cells along each axis, got {dims} and {len(sides)} axes.")
+    return sides
+
+
+def axes_of(sides: Sequence[int], branching: int) -> tuple[Axes, ...]:
+    """The axes by their number of cells, with their heights; the longest decides how high the tree is."""
+    top = num_levels(max(sides), branching)
+    return tuple(Axes(n, sides.count(n), heights(n, branching, top)) for n in sorted(set(sides)))
+
+
 def num_levels(n: int, branching: int) -> int:
     """Levels below the root: the least h of at least 1 with branching^h >= n, in integers."""
     h, size = 1, branching
@@ -66,11 +98,11 @@ def num_levels(n: int, branching: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def heights(n: int, branching: int) -> tuple[Height, ...]:
-    """The heights from the leaves, 0, to the root."""
+def heights(n: int, branching: int, top: int | None = None) -> tuple[Height, ...]:
+    """The heights from the leaves, 0, to the root, which is at ``top`` (by default where one block holds all cells)."""
     n, branching = _checks.integer("n", n, least=1), _checks.integer("branching", branching, least=2)
     found: list[Height] = []
-    for height in range(num_levels(n, branching) + 1):
+    for height in range((num_levels(n, branching) if top is None else top) + 1):
         size, below = branching**height, branching ** (height - 1) if height else 1
         num_full, rest = divmod(n, size)
         start = num_full * size

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer.accuracy.heights import heights
+from dpinfer.accuracy.heights import axes_of
 from dpinfer.accuracy.range_variance import average_consistent
 from dpinfer.inference import least_squares
 from dpinfer.measurement import Measurement
@@ -87,8 +87,7 @@ def _row_space(matrix: np.ndarray) -> np.ndarray | None:
 def _of_all_ranges(arrays: Any, weights: jax.Array) -> jax.Array:
     tree, first_rows = arrays
     precise = list(jnp.square(weights[first_rows])[::-1])
-    levels = heights(tree.n, tree.branching)
-    return average_consistent(tree.n, levels, 1, precise if tree.root else [*precise, precise[0] * 0.0])
+    return average_consistent(axes_of((tree.n,), tree.branching), precise if tree.root else [*precise, precise[0] * 0.0])
 
 
 def _trace(precision: jax.Array, gram: jax.Array) -> jax.Array:

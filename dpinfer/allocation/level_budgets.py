@@ -7,7 +7,7 @@ convex: a level without budget has no slope, so that for every choice of levels 
 and with a small branching the best switches off most. Under rho, where V is convex, the same with square roots.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import chain, combinations
@@ -20,7 +20,7 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer._loops import fori_loop
-from dpinfer.accuracy.heights import heights, num_levels
+from dpinfer.accuracy.heights import axes_of, num_levels, sides_of
 from dpinfer.accuracy.range_variance import average_consistent, level_usage, precisions
 
 _MAX_SUBSETS = 20_000
@@ -30,7 +30,7 @@ _LAST_ROUNDS = 2000
 
 
 def level_budgets(
-    n: int,
+    n: int | Sequence[int],
     branching: int,
     *,
     epsilon: Any = None,
@@ -46,7 +46,7 @@ def level_budgets(
     budget or a few rounding errors less. A level whose budget is 0 is not measured.
 
     Args:
-        n, branching, root: the tree; with ``dims`` axes that of a grid with n cells along each.
+        n, branching, root: the tree; with ``dims`` axes that of a grid with n cells along each, or n lists the cells along each.
         epsilon, rho: the budget, one of the two; under rho the result is for ``measure(level_rhos=...)``.
         method: "equal"; "geometric": each level branching^(1/3) times the one above (Cormode et al. 2012; for d > 1 axes
             branching^((d-1)/3); under rho 1/2 in place of 1/3); or "optimal": the least average variance over all ranges, of
@@ -57,21 +57,20 @@ def level_budgets(
     Cost: "optimal" with consistency tries every choice of up to 15 levels, of more levels the 20,000 choices of fewest, and then
     adds, drops and moves single levels; seconds.
     """
-    n, branching = _checks.integer("n", n, least=1), _checks.integer("branching", branching, least=2)
-    dims = _checks.integer("dims", dims, least=1)
+    sides, branching = sides_of(n, dims), _checks.integer("branching", branching, least=2)
     _checks.choice("method", method, ("equal", "geometric", "optimal"))
     if (epsilon is None) == (rho is None):
         raise ValueError("Give exactly one of epsilon and rho.")
     whole = _checks.budget("epsilon", epsilon) if rho is None else _checks.budget("rho", rho)
-    levels, power = num_levels(n, branching) + bool(root), 1 / 3 if rho is None else 1 / 2
+    levels, power = num_levels(max(sides), branching) + bool(root), 1 / 3 if rho is None else 1 / 2
     if method == "equal":
         shares = np.ones(levels)
     elif method == "geometric":
-        shares = float(branching) ** (power * max(dims - 1, 1) * np.arange(levels))
+        shares = float(branching) ** (power * max(len(sides) - 1, 1) * np.arange(levels))
     elif not consistent:
-        shares = level_usage(n, branching, root=root, dims=dims) ** power
+        shares = level_usage(sides, branching, root=root) ** power
     else:
-        shares = _best_shares(n, branching, bool(root), dims, rho is None)
+        shares = _best_shares(sides, branching, bool(root), rho is None)
     return within(whole, shares / shares.sum())
 
 
@@ -84,10 +83,10 @@ def within(whole: Fraction, shares: np.ndarray) -> np.ndarray:
     return budgets
 
 
-def _best_shares(n: int, branching: int, root: bool, dims: int, is_epsilon: bool) -> np.ndarray:
+def _best_shares(sides: tuple[int, ...], branching: int, root: bool, is_epsilon: bool) -> np.ndarray:
     """The best shares, top first, over choices of levels of which the lowest is always one."""
-    levels = num_levels(n, branching) + root
-    descend = partial(_descend, n, branching, root, dims, is_epsilon)
+    levels = num_levels(max(sides), branching) + root
+    descend = partial(_descend, sides, branching, root, is_epsilon)
     tried: dict[bytes, float] = {}
 
     def try_all(subsets: Iterable[np.ndarray]) -> None:
@@ -143,14 +142,14 @@ def _near(subset: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _descend(n: int, branching: int, root: bool, dims: int, is_epsilon: bool, shares: Any, rounds: Any) -> Any:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _descend(sides: tuple[int, ...], branching: int, root: bool, is_epsilon: bool, shares: Any, rounds: Any) -> Any:
     """Better shares of a budget of 1, and their average variance, from each of many starts [starts, levels]."""
-    levels, law, power = heights(n, branching), "laplace" if is_epsilon else "gaussian", 1 / 3 if is_epsilon else 1 / 2
+    axes, law, power = axes_of(sides, branching), "laplace" if is_epsilon else "gaussian", 1 / 3 if is_epsilon else 1 / 2
 
     def average(budgets: jax.Array) -> jax.Array:
         weights = list(precisions(budgets, law)[::-1])
-        return average_consistent(n, levels, dims, weights if root else [*weights, weights[0] * 0.0])
+        return average_consistent(axes, weights if root else [*weights, weights[0] * 0.0])
 
     def once(budgets: jax.Array) -> jax.Array:
         moved = budgets * jnp.maximum(-jax.grad(average)(budgets), 0.0) ** power
