@@ -1,11 +1,15 @@
-"""Small real data that ships with the package."""
+"""Small real data that ships with the package, and histograms from files of your own."""
 
 import dataclasses
+from collections.abc import Sequence
 from importlib import resources
+from math import prod
+from pathlib import Path
 from typing import final
 
 import numpy as np
 
+from dpinfer import _checks
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
 
@@ -64,3 +68,34 @@ def adult_age_hours() -> Dataset:
         origin="UCI Adult data set (Becker and Kohavi 1996), from the US census of 1994; only how many have each age and hours",
         licence="CC BY 4.0",
     )
+
+
+def read_histogram(path: str | Path, shape: int | Sequence[int] | None = None) -> np.ndarray:
+    """Public counts from a .npy file, such as those of the DPBench study (Hay et al. 2016), for experiments; int64 [cells].
+
+    Args:
+        path: a .npy file of whole numbers that are not negative, of any number of axes. They are not private here: errors say
+            what is in the file.
+        shape: cells along each axis of the result, flat in C order. Neighbouring cells of the file are summed, so that each side
+            of the file must be a multiple of it. Left out, the cells of the file.
+
+    Raises:
+        ValueError: if the file holds anything else, or its sides are no multiples of ``shape``.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            counts = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError):
+            raise ValueError(f"path must be a .npy file of counts, got {path}.") from None
+    if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "iuf" or not counts.size or not counts.ndim:
+        raise ValueError(f"path must hold an array of counts, got {path}.")
+    if not (np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.round(counts)).all() and counts.max() < 2.0**62):
+        raise ValueError(f"path must hold whole numbers that are not negative, {path} holds others.")
+    counts = counts.astype(np.int64)
+    if shape is None:
+        return counts.ravel()
+    sides = _checks.grid("shape", shape if isinstance(shape, Sequence) else [shape])
+    if len(sides) != counts.ndim or any(there % here for there, here in zip(counts.shape, sides, strict=True)):
+        raise ValueError(f"shape must divide the sides of the file {counts.shape} without rest, got {sides}.")
+    parts = [size for there, here in zip(counts.shape, sides, strict=True) for size in (here, there // here)]
+    return counts.reshape(parts).sum(axis=tuple(range(1, 2 * len(sides), 2))).reshape(prod(sides))

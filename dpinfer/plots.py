@@ -1,6 +1,6 @@
 """Figures: what a release says and how far to trust it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMet
 
 if TYPE_CHECKING:
     from dpinfer.demo import Demo
+    from dpinfer.evaluation import Candlestick
 
 # Okabe and Ito's colours, told apart with any colour vision; markers and dashes say the same again.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"
@@ -101,6 +102,197 @@ def answers_figure(
     return figure
 
 
+class HistogramView(NamedTuple):
+    """Sums over neighbouring bins with their intervals, as one panel shows them.
+
+    Attributes:
+        title: of the panel.
+        edges: [bins + 1], numbers or numpy dates.
+        values, lower, upper: [bins].
+        raw: sums of the noisy cells beside them, or None.
+        truth: true sums, where they are public, or None.
+    """
+
+    title: str
+    edges: np.ndarray
+    values: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    raw: np.ndarray | None = None
+    truth: np.ndarray | None = None
+
+
+def histogram_figure(views: Sequence[HistogramView], unit: str, place: str, *, level: float = 0.95) -> Figure:
+    """Histograms with interval bands, a panel each.
+
+    Args:
+        views: what the panels show, for instance one release by month and by day.
+        unit: of the counts.
+        place: what the horizontal axis is.
+        level: of the intervals.
+    """
+    figure = Figure(figsize=(6.2 * len(views), 4.4), layout="constrained")
+    for view, axes in zip(views, figure.subplots(1, len(views), squeeze=False)[0], strict=True):
+        edges = np.asarray(view.edges)
+        are_dates = edges.dtype.kind == "M"
+        if are_dates:
+            edges = edges.astype("datetime64[us]")
+        axes.stairs(view.upper, edges, baseline=view.lower, fill=True, color=BLUE, alpha=0.25, label=f"{level:.0%} interval")
+        axes.stairs(view.values, edges, baseline=None, color=BLUE, linewidth=1.6, label="estimate")
+        middles = edges[:-1] + (edges[1:] - edges[:-1]) / 2
+        if view.raw is not None:
+            axes.plot(middles, view.raw, "x", color=ORANGE, markersize=5, label="sum of the noisy cells")
+        if view.truth is not None:
+            axes.plot(middles, view.truth, ".", color="black", markersize=5, label="truth")
+        if are_dates:
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        axes.set_title(view.title, loc="left")
+        axes.set_xlabel(place)
+        _plain(axes)
+    figure.axes[0].set_ylabel(unit)
+    _legend_below(figure)
+    return figure
+
+
+def budgets_figure(splits: Mapping[str, np.ndarray], unit: str) -> Figure:
+    """What each level of a tree gets of the budget, top first, a group of bars for each way to split it.
+
+    Args:
+        splits: by name, the budget of each level [levels]; their numbers of levels may differ.
+        unit: "epsilon" or "rho".
+    """
+    figure = Figure(figsize=(6, 1.6 + 0.22 * sum(map(np.size, splits.values()))), layout="constrained")
+    _budget_bars(figure.subplots(), splits, unit)
+    _legend_below(figure)
+    return figure
+
+
+def _budget_bars(axes: Any, splits: Mapping[str, np.ndarray], unit: str) -> None:
+    colors = (BLUE, *(color for color in COLORS if color != BLUE))
+    most, height = max(map(np.size, splits.values())), 0.8 / len(splits)
+    for number, (name, budgets) in enumerate(splits.items()):
+        # Levels below the root; the cells are the last of each, so that those of several trees stand beside each other.
+        place = np.arange(most - np.size(budgets), most) + (number - (len(splits) - 1) / 2) * height
+        axes.barh(place, budgets, height, color=colors[number % len(colors)], label=name)
+    axes.set_yticks(range(most), [*(f"{most - 1 - depth} above the cells" for depth in range(most - 1)), "cells"])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"budget ({unit})")
+    _plain(axes)
+
+
+class ErrorSeries(NamedTuple):
+    """One method's errors along an axis: measured means (nan: not measured), their standard errors, and what theory expects
+    (None: nothing).
+    """
+
+    name: str
+    measured: np.ndarray
+    standard_errors: np.ndarray
+    expected: np.ndarray | None
+
+
+def range_error_figure(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[ErrorSeries]]], unit: str) -> Figure:
+    """Mean squared error by range size, a panel for each setting: measured points with 2 standard errors, theory as lines.
+
+    Args:
+        sizes: cells of a range, of all series.
+        panels: a title and its series; the same methods in each.
+        unit: of the squared error.
+    """
+    along = [(title, sizes, series) for title, series in panels]
+    return _error_figure(along, "cells in the range", f"mean squared error ({unit})")
+
+
+def branching_error_figure(panels: Sequence[tuple[str, Sequence[int], Sequence[ErrorSeries]]], unit: str) -> Figure:
+    """Mean squared error of ranges by the branching of the tree: measured points with 2 standard errors, theory as lines.
+
+    Args:
+        panels: a title, the branchings and the series over them; the same methods in each.
+        unit: of the squared error.
+    """
+    return _error_figure(panels, "branching of the tree", f"mean squared error ({unit})")
+
+
+def _error_figure(panels: Sequence[tuple[str, Sequence[int], Sequence[ErrorSeries]]], along: str, error: str) -> Figure:
+    figure = Figure(figsize=(4.6 * len(panels), 4.6), layout="constrained")
+    for (title, places, series), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        for one, color, marker in zip(series, COLORS, MARKERS, strict=False):
+            if one.expected is not None:
+                axes.plot(places, one.expected, color=color, linewidth=1.2)
+            axes.errorbar(
+                places,
+                one.measured,
+                2 * one.standard_errors,
+                fmt=marker,
+                color=color,
+                fillstyle="none",
+                markersize=5,
+                elinewidth=0.8,
+                label=one.name if one.expected is None else f"{one.name}; line: expected",
+            )
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel(along)
+        _by_powers_of_ten(axes)
+        axes.set_title(title, loc="left")
+        _plain(axes)
+    figure.axes[0].set_ylabel(error)
+    _legend_below(figure)
+    return figure
+
+
+def _by_powers_of_ten(axes: Any) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend_below(figure: Figure) -> None:
+    """What the first panel's signs mean, below all panels, where it covers nothing."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / 2.6)))
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize="small")
+
+
+class Sticks(NamedTuple):
+    """One method's errors as a candlestick, and the mean that theory expects (None: nothing)."""
+
+    name: str
+    stick: "Candlestick"
+    expected_mean: float | None = None
+
+
+def candlestick_figure(panels: Sequence[tuple[str, Sequence[Sticks]]], error: str) -> Figure:
+    """Candlesticks of errors, a panel for each setting: quartiles as a box, median and mean in it, the 95th percentile above.
+
+    Args:
+        panels: a title and the methods in it.
+        error: what the vertical axis is, with its unit.
+    """
+    figure = Figure(figsize=(1.6 + 3.4 * len(panels), 4.8), layout="constrained")
+    for (title, sticks), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        place = np.arange(len(sticks))
+        found = [one.stick for one in sticks]
+        lower, upper = (np.array([getattr(one, name) for one in found]) for name in ("lower_quartile", "upper_quartile"))
+        axes.vlines(place, upper, [one.percentile_95 for one in found], color=GREY, linewidth=1.2)
+        axes.bar(place, upper - lower, 0.55, lower, color="#9ecae1", edgecolor=BLUE, label="quartiles, to the 95th percentile")
+        axes.hlines([one.median for one in found], place - 0.27, place + 0.27, color=BLUE, label="median")
+        axes.plot(place, [one.mean for one in found], "o", color="black", markersize=5, label="mean")
+        expected = np.array([np.nan if one.expected_mean is None else one.expected_mean for one in sticks], dtype=float)
+        if not np.isnan(expected).all():
+            axes.plot(place, expected, "_", color=ORANGE, markersize=22, markeredgewidth=2, label="mean, expected")
+        axes.set_xticks(place, [one.name for one in sticks], rotation=40, ha="right")
+        _by_powers_of_ten(axes)
+        if (lower > 0).all():
+            axes.set_ylim(bottom=lower.min() / 1.3)
+        axes.set_title(title, loc="left")
+        _plain(axes)
+    figure.axes[0].set_ylabel(error)
+    _legend_below(figure)
+    return figure
+
+
 def plan_figure(
     curve: list[tuple[int, float]], flat: float, recommended: tuple[int | None, float], budgets: np.ndarray, unit: str
 ) -> Figure:
@@ -122,22 +314,15 @@ def plan_figure(
     if branching is not None:
         left.plot([branching], [np.sqrt(variance)], "o", color="black", label="recommended, with its budgets")
     left.set_xscale("log", base=2)
-    left.set_yscale("log")
     left.xaxis.set_major_formatter(ScalarFormatter())
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    left.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    left.yaxis.set_minor_formatter(NullFormatter())
     left.set_xlabel("branching of the tree")
+    _by_powers_of_ten(left)
     left.set_ylabel("root mean squared error of a range (records)")
     left.set_title("Error of a sum, on average over all ranges", loc="left")
     left.legend(frameon=False)
-    names = [f"level {depth + 1}" for depth in range(budgets.size - 1)]
-    right.barh([*names, "cells"], budgets, color=BLUE)
-    right.invert_yaxis()
-    right.set_xlabel(f"budget ({unit})")
+    _plain(left)
+    _budget_bars(right, {"recommended": budgets}, unit)
     right.set_title("Recommended budget of each level", loc="left")
-    for axes in (left, right):
-        _plain(axes)
     return figure
 
 
@@ -145,50 +330,6 @@ def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-class ErrorSeries(NamedTuple):
-    """One method's errors by range size: measured means, their standard errors, and what theory expects (None: nothing)."""
-
-    name: str
-    measured: np.ndarray
-    standard_errors: np.ndarray
-    expected: np.ndarray | None
-
-
-def range_error_figure(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[ErrorSeries]]], unit: str) -> Figure:
-    """Mean squared error by range size, a panel for each setting: measured points with 2 standard errors, theory as lines.
-
-    Args:
-        sizes: cells of a range, of all series.
-        panels: a title and its series; the same methods in each.
-        unit: of the squared error.
-    """
-    figure = Figure(figsize=(4.6 * len(panels), 4.6), layout="constrained")
-    for place, ((title, series), axes) in enumerate(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True)):
-        for one, color, marker in zip(series, COLORS, MARKERS, strict=False):
-            if one.expected is not None:
-                axes.plot(sizes, one.expected, color=color, linewidth=1.2)
-            axes.errorbar(
-                sizes,
-                one.measured,
-                2 * one.standard_errors,
-                fmt=marker,
-                color=color,
-                fillstyle="none",
-                markersize=5,
-                elinewidth=0.8,
-                label=one.name if one.expected is None else f"{one.name}; line: expected",
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("cells in the range")
-        axes.set_title(title, loc="left")
-        if not place:
-            axes.set_ylabel(f"mean squared error ({unit})")
-            axes.legend(frameon=False, fontsize="small")
-        _plain(axes)
-    return figure
 
 
 def save(figure: Figure, path: Path) -> None:

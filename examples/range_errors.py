@@ -28,12 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Error of a sum by the size of its range (Hay et al. 2010, figure 6).")
     parser.add_argument("--data", type=Path, help="a .npy file of counts; left out, the departures of 2013")
     parser.add_argument("--cells", type=int, default=4096, help="the first so many of them")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.01, 0.1, 1.0])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.01, 0.1, 1.0, 2.0])
     parser.add_argument("--releases", type=int, default=10)
     parser.add_argument("--output", type=Path, default=Path("range_errors.png"))
     options = parser.parse_args()
     dpi.enable_x64()
-    counts = dpi.datasets.departures().cells() if options.data is None else np.load(options.data).ravel()
+    counts = dpi.datasets.departures().cells() if options.data is None else dpi.datasets.read_histogram(options.data)
     truth = counts[: options.cells].astype(float)
     n = truth.size
     sizes = [2**k for k in range(int(np.log2(n)) + 1)]

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dpinfer as dp
+
 FOLDER = Path(__file__).parents[1] / "examples"
-OWN_TESTS = ("range_errors", "range_tables")  # below, at smaller sizes
+OWN_TESTS = ("branching_errors", "month_and_day", "range_candlesticks", "range_errors", "range_tables")  # below, smaller
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN_TESTS)
 
 
@@ -56,3 +58,58 @@ def test_measured_errors_by_range_size_agree_with_theory(tmp_path):
         np.testing.assert_allclose(found, theory, rtol=close)
         assert consistent_theory < fewest_theory
         assert zeroed < 1.1 * consistent
+
+
+def run_small(folder, script, *options):
+    """What an example prints, and the numbers of each of its lines; it draws its figure."""
+    done = subprocess.run(
+        [sys.executable, FOLDER / f"{script}.py", *options], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert (folder / f"{script}.png").read_bytes().startswith(b"\x89PNG")
+    number = r"-?[\d,]*\d(?:\.\d+)?"
+    lines = done.stdout.splitlines()
+    return lines, [[float(text.replace(",", "")) for text in re.findall(number, line)] for line in lines]
+
+
+def test_measured_errors_by_branching_agree_with_theory(tmp_path):
+    np.save(tmp_path / "grid.npy", np.arange(48).reshape(8, 6))
+    options = ["--data", "grid.npy", "--shapes", "8x3", "--releases", "300", "--ranges", "500", "--epsilon", "0.5"]
+    lines, numbers = run_small(tmp_path, "branching_errors", *options)
+    assert "8x3 cells" in lines[0]
+    rows = [row for line, row in zip(lines, numbers, strict=True) if re.match(r" +\d", line)]
+    assert [row[0] for row in rows] == [2, 3, 4, 6]
+    for row in rows:  # the flat histogram is measured once
+        pairs = np.array(row[1:]).reshape(-1, 2)
+        # 300 releases, whose mean squared errors have standard deviations of about their mean, and 500 of 216 boxes.
+        np.testing.assert_allclose(pairs[:, 0], pairs[:, 1], rtol=4 * (1 / 300 + 1 / 500) ** 0.5)
+    assert len(rows[-1]) == 1 + 2 * 4
+    optimal = dp.allocation.level_budgets((8, 3), 2, epsilon=0.5, method="optimal")
+    assert rows[0][-1] == pytest.approx(float(dp.accuracy.range_variance((8, 3), 2, optimal)), abs=0.01)
+
+
+def test_candlesticks_of_every_method(tmp_path):
+    options = ["--cells", "32", "--releases", "60", "--ranges", "200", "--epsilons", "0.5"]
+    lines, numbers = run_small(tmp_path, "range_candlesticks", *options)
+    found = {line[:24].strip(): row for line, row in zip(lines[2:-1], numbers[2:-1], strict=True)}
+    names = list(found)
+    assert (names[0], names[-1], len(names)) == ("flat", "wavelet", 7)
+    for row in found.values():
+        lower, median, upper, highest, mean, expected = row[-6:]
+        assert 0 < lower < median < upper < highest
+        # The mean of a normal error is 0.8 of its standard deviation, that of one Laplace variable 0.71.
+        assert mean == pytest.approx(expected, rel=0.2)
+    assert found["flat"][-1] < found["binary, least squares"][-1] < found["binary, fewest nodes"][-1]
+
+
+def test_one_release_read_in_two_ways(tmp_path):
+    np.save(tmp_path / "counts.npy", np.random.default_rng(0).poisson(50, 360))
+    lines, numbers = run_small(tmp_path, "month_and_day", "--data", "counts.npy", "--epsilon", "1")
+    assert "one release at epsilon = 1:" in lines[0]
+    for line, row, answers in zip(lines[1:3], numbers[1:3], (12, 30), strict=True):
+        noisy, estimate, expected, covered, asked = row[-5:]
+        assert "intervals cover the truth" in line
+        assert asked == answers
+        assert covered >= answers / 2  # of 12 or 30 intervals at 95%: fewer with odds of one in a million
+        assert estimate < 6 * expected
+        assert noisy > 0
