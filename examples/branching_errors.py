@@ -67,8 +67,8 @@ def errors(shape: tuple[int, ...], truth: np.ndarray, branchings: list[int], opt
     ranges = random_ranges(n, options.ranges, key=key) if len(shape) == 1 else random_boxes(shape, options.ranges, key=key)
     flat = simulate_error(Identity(n), dpi.least_squares, truth, ranges, epsilon=options.epsilon, **given)
     # The same for every branching: one point will do.
-    once = [np.append(np.full(len(branchings) - 1, np.nan), x) for x in (flat.squared_error, flat.standard_error)]
-    series = [ErrorSeries("flat", *once, np.full(len(branchings), range_variance(shape, max(shape), [options.epsilon])))]
+    mean, spread = (np.append(np.full(len(branchings) - 1, np.nan), x) for x in (flat.squared_error, flat.standard_error))
+    series = [ErrorSeries("flat", mean, spread, np.full(len(branchings), range_variance(shape, max(shape), [options.epsilon])))]
     found = []
     for branching in branchings:
         tree = Tree.complete(n, branching) if len(shape) == 1 else Tree.grid(shape, branching)

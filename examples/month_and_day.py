@@ -50,10 +50,11 @@ def main() -> None:
     views = []
     for name, cut in cuts.items():
         ranges = Ranges(counts.size, cut[:-1], cut[1:])
-        answers, truth, raw = estimate.answer(ranges), ranges @ counts, ranges @ noisy
-        lower, upper = answers.interval(0.95)
-        views.append(HistogramView(name, split[name], answers.values, lower, upper, raw, truth))
-        rms = [np.sqrt(np.mean(np.square(x - truth))) for x in (raw, answers.values)]
+        answers = estimate.answer(ranges)
+        shown = (answers.values, *answers.interval(0.95), ranges @ noisy, ranges @ counts)
+        values, lower, upper, raw, truth = map(np.asarray, shown)
+        views.append(HistogramView(name, split[name], values, lower, upper, raw, truth))
+        rms = [np.sqrt(np.mean(np.square(x - truth))) for x in (raw, values)]
         expected = np.sqrt(np.mean(np.square(answers.stddev)))
         print(f"{name:>36}: noisy cells {rms[0]:,.1f}, estimate {rms[1]:,.1f} (expected {expected:,.1f}); ", end="")
         covered = float(coverage(lower, upper, truth))

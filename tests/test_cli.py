@@ -267,8 +267,9 @@ def test_a_plan_for_axes_of_different_lengths(tmp_path, monkeypatch, capsys):
     assert f"dpinfer {command}" in shown
     assert inside(monkeypatch, tmp_path, *command.replace("RECORDS", "records.csv").split()) == 0
     release = dp.Release.load(tmp_path / "release.npz")
-    assert release.queries == best.strategy == dp.queries.Tree.grid((60, 2), best.branching)
-    np.testing.assert_allclose(np.unique(release.scale), np.sort(1 / best.level_epsilons), rtol=1e-12)
+    assert release.queries == best.strategy
+    assert repr(release.queries) == f"Tree.grid((60, 2), {best.branching}, root=False)"
+    np.testing.assert_allclose(np.unique(release.scale), np.sort(1 / best.budgets), rtol=1e-12)
 
 
 def test_bad_options_exit_with_2(tmp_path):

@@ -73,8 +73,10 @@ def test_grids():
     assert methods.noisy_cells((4, 5)).strategy == Identity(20)
     assert methods.recommended((8, 9)).strategy == Identity(72)
     tall = methods.recommended((300, 2))
-    assert tall.strategy == Tree.grid((300, 2), dp.accuracy.recommend((300, 2), epsilon=1).branching)
-    assert len(tall.shares) == 2
+    found = dp.accuracy.recommend((300, 2), epsilon=1)
+    assert tall.strategy == found.strategy
+    np.testing.assert_allclose(np.array(tall.shares), found.budgets, rtol=1e-12)
+    assert found.budgets.shape == (2,)
     assert methods.consistent_tree((9, 9), 3).strategy == Tree.grid((9, 9), 3)
 
 

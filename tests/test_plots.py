@@ -1,10 +1,16 @@
 """Figures show what they are given, with axes that name their units."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dpinfer import plots
 from dpinfer.evaluation import candlesticks
+
+
+def panels_of(figure: Any) -> list[Any]:
+    return figure.axes
 
 
 def test_a_histogram_has_its_band_and_what_stands_beside_it(tmp_path):
@@ -15,7 +21,7 @@ def test_a_histogram_has_its_band_and_what_stands_beside_it(tmp_path):
         plots.HistogramView("by cell", np.arange(4), values, values - 1, values + 1),
     ]
     figure = plots.histogram_figure(views, "flights", "day", level=0.9)
-    left, right = figure.axes
+    left, right = panels_of(figure)
     assert left.get_ylabel() == "flights"
     assert left.get_xlabel() == right.get_xlabel() == "day"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
@@ -36,7 +42,7 @@ def test_a_histogram_has_its_band_and_what_stands_beside_it(tmp_path):
 
 def test_budgets_of_trees_stand_beside_each_other_from_the_cells_up():
     figure = plots.budgets_figure({"tall": np.array([0.1, 0.2, 0.7]), "low": np.array([0.4, 0.6])}, "epsilon")
-    (axes,) = figure.axes
+    (axes,) = panels_of(figure)
     assert axes.get_xlabel() == "budget (epsilon)"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2 above the cells", "1 above the cells", "cells"]
     widths = [bar.get_width() for bar in axes.patches]
@@ -56,7 +62,7 @@ def test_errors_have_points_and_theory(kind):
         figure = plots.range_error_figure([1, 2, 4], [("one", series), ("two", series)], "records squared")
     else:
         figure = plots.branching_error_figure([("one", [1, 2, 4], series), ("two", [2, 4, 8], series)], "records squared")
-    first, second = figure.axes
+    first, second = panels_of(figure)
     assert first.get_ylabel() == "mean squared error (records squared)"
     assert (
         first.get_xlabel() == second.get_xlabel() == {"range": "cells in the range", "branching": "branching of the tree"}[kind]
@@ -73,7 +79,7 @@ def test_candlesticks_show_their_quantiles():
     figure = plots.candlestick_figure(
         [("here", [plots.Sticks("flat", stick, 50.0), plots.Sticks("tree", stick)])], "error (records)"
     )
-    (axes,) = figure.axes
+    (axes,) = panels_of(figure)
     assert axes.get_ylabel() == "error (records)"
     box = axes.patches[0]
     assert (box.get_y(), box.get_y() + box.get_height()) == (stick.lower_quartile, stick.upper_quartile) == (26, 76)

@@ -63,12 +63,12 @@ class Axes(NamedTuple):
 
     Attributes:
         n: their cells.
-        count: how many axes.
+        num_axes: how many.
         heights: of the tree, from the leaves to its root, along each of them.
     """
 
     n: int
-    count: int
+    num_axes: int
     heights: tuple[Height, ...]
 
 

@@ -124,7 +124,7 @@ def average_consistent(axes: Sequence[Axes], weights: Sequence[Any]) -> Any:
     if all(its.n == 1 for its in axes):
         whole = sum(weights[1:], weights[0])
         return _one_over(xp, whole)
-    branching, counts = axes[0].heights[1].size, [its.count for its in axes]
+    branching, counts = axes[0].heights[1].size, [its.num_axes for its in axes]
     has_leaves, uncut = weights[0] > 0, (0,) * len(axes)
     # By the number of axes of each length along which a block is cut: V; and the weights of its segments along those axes.
     variances: dict[_Cut, Any] = {uncut: 1 / xp.where(has_leaves, weights[0], 1.0)}
@@ -162,7 +162,7 @@ def average_consistent(axes: Sequence[Axes], weights: Sequence[Any]) -> Any:
             new_variances[cut] = 1 / (weight + 1 / whole)
         variances, shares, forms = new_variances, new_shares, new_forms
     tops = [its.heights[-1] for its in axes]
-    cut = tuple(its.count if top.rest else 0 for its, top in zip(axes, tops, strict=True))
+    cut = tuple(its.num_axes if top.rest else 0 for its, top in zip(axes, tops, strict=True))
     full_shares = [top.shared / (top.size**2 * num_ranges(its.n)) for its, top in zip(axes, tops, strict=True)]
     at_root = forms[cut] * _powers(full_shares, map(int.__sub__, counts, cut))
     return xp.where(has_leaves, total + variances[cut] * at_root, xp.inf)[()]
@@ -226,7 +226,7 @@ def _form(xp: Any, levels: Sequence[Height], cut: _Cut, weights: Any) -> Any:
 def average_of_fewest(axes: Sequence[Axes], weights: Sequence[Any]) -> Any:
     """The average with each range from the fewest measured nodes that make it up."""
     xp = jnp if isinstance(weights[0], jax.Array) else np
-    boxes, total = prod(num_ranges(its.n) ** its.count for its in axes), 0.0
+    boxes, total = prod(num_ranges(its.n) ** its.num_axes for its in axes), 0.0
     for height, weight in enumerate(weights):
         inside = _inside(axes, height)
         used = inside / boxes
@@ -239,12 +239,12 @@ def average_of_fewest(axes: Sequence[Axes], weights: Sequence[Any]) -> Any:
 
 def _inside(axes: Sequence[Axes], height: int) -> int:
     """How many nodes of a height lie in a box, summed over all boxes."""
-    return prod((its.heights[height].inside + its.heights[height].rest_inside) ** its.count for its in axes)
+    return prod((its.heights[height].inside + its.heights[height].rest_inside) ** its.num_axes for its in axes)
 
 
 def _hidden(axes: Sequence[Axes], height: int, above: int) -> int:
     """How many of them have a node of a greater height above them that lies in the box."""
-    return prod(its.heights[above].inside_counted(its.heights[height]) ** its.count for its in axes)
+    return prod(its.heights[above].inside_counted(its.heights[height]) ** its.num_axes for its in axes)
 
 
 def level_usage(n: int | Sequence[int], branching: int, *, root: bool = False, dims: int = 1) -> np.ndarray:
