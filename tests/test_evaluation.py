@@ -148,7 +148,6 @@ def test_simulated_errors_of_a_biased_estimator():
         ({"estimator": lambda m: m.values[:1]}, r"estimator must return 12 cells, or something that has them, got shape \[1\]"),
         ({"workload": Prefix(3)}, "workload must be over the estimate's 12 cells, got 3"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_simulated_is_named(arguments, message):
     usual = {"truth": np.zeros(12), "workload": Identity(12), "epsilon": 1.0, "key": jax.random.key(0)}
