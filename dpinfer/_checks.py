@@ -91,7 +91,7 @@ def index_array(name: str, value: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def finite(name: str, values: Any) -> None:
+def finite(name: str, values: Any, *, hint: str = "Drop those rows, or give them stddev=inf and any finite value.") -> None:
     """Refuse nan and infinity in an array that is at hand; inside jit there is nothing to look at."""
     if is_concrete(values):
         array = np.asarray(values)
@@ -101,8 +101,7 @@ def finite(name: str, values: Any) -> None:
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             bad = np.flatnonzero(~np.isfinite(array))
             raise ValueError(
-                f"{name} must be finite, got {array.ravel()[bad[0]]} at position {bad[0]} "
-                f"({bad.size} such in all). Drop those rows, or give them stddev=inf and any finite value."
+                f"{name} must be finite, got {array.ravel()[bad[0]]} at position {bad[0]} ({bad.size} such in all). {hint}"
             )
 
 

@@ -43,5 +43,32 @@ def _as_carried(step: Callable[[Any], Any], start: Any) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
+def varying_as(tree: Any, given: Any) -> Any:
+    """``tree`` with all of its leaves of the type of those that differ between devices, if a leaf of ``given`` does."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    axes = frozenset().union(*(_varying(jax.typeof(x)) for x in jax.tree.leaves(given)))
+
+    def cast(x: Any) -> Any:
+        missing = axes - _varying(jax.typeof(x))
+        return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
 def _varying(aval: Any) -> frozenset[str]:
     return frozenset(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
+
+
+def read(array: jax.Array, place: Any) -> jax.Array:
+    """One entry; the place is known to be inside."""
+    return array.at[place].get(mode="promise_in_bounds")
+
+
+def write(array: jax.Array, place: Any, value: Any) -> jax.Array:
+    """The array with one entry set; the place is known to be inside.
+
+    In a loop XLA writes in place, unless the step has read the old array and uses what it read: then it copies all of it. So
+    let every step write first, what the step before has carried over, and read afterwards from what it has written.
+    """
+    return array.at[place].set(value, mode="promise_in_bounds")

@@ -1,5 +1,6 @@
 """The same answers by other means: slow, dense, and written from the definitions."""
 
+import itertools
 from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from fractions import Fraction
 
@@ -148,3 +149,20 @@ def discrete_laplace_sum(scales: np.ndarray, reach: int) -> tuple[np.ndarray, np
     masses = masses[middle : middle + far + 1]
     tails = np.cumsum(masses[::-1])[::-1]
     return masses[: reach + 1], tails[1 : reach + 2]
+
+
+def min_max_fit(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The isotonic fit in squares: for each entry the least, over where a range ends, of the largest mean of such a range."""
+    n = len(values)
+
+    def mean(i: int, j: int) -> float:
+        return float(np.average(values[i : j + 1], weights=weights[i : j + 1]))
+
+    return np.array([min(max(mean(i, j) for i in range(j + 1)) for j in range(k, n)) for k in range(n)])
+
+
+def least_deviation_fits(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """All monotone vectors of whole numbers from the least to the largest value that have the least sum of deviations."""
+    rows = np.array(list(itertools.combinations_with_replacement(range(values.min(), values.max() + 1), len(values))))
+    sums = np.abs(rows - values) @ weights
+    return rows[sums == sums.min()]

@@ -4,6 +4,7 @@ from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.fewest_nodes import fewest_nodes
+from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.nonnegative import nonnegative_least_squares
@@ -12,9 +13,11 @@ from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
 __all__ = [
     "Answers",
+    "IsotonicFit",
     "LinearEstimate",
     "bootstrap",
     "fewest_nodes",
+    "isotonic_regression",
     "least_squares",
     "maximum_entropy",
     "nonnegative_least_squares",
