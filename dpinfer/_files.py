@@ -1,11 +1,16 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the one format of what was released: arrays with a header, without pickle."""
 
+import json
 import os
 import secrets
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 
 @contextmanager
@@ -21,3 +26,48 @@ def replacing(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_record(
+    path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
+    """Write an .npz file whose header, JSON text, says what kind of record it holds and in which version of the format."""
+    text = json.dumps({"format": kind, "version": version, **header})
+    with replacing(path, binary=True) as file:
+        np.savez_compressed(file, allow_pickle=False, header=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)
+
+
+def read_record(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays that :func:`write_record` wrote.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no such record, is damaged, or was written by a newer version.
+    """
+    with Path(path).open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(f"{os.fspath(path)} is no {kind}: it is not an .npz file.")
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            header = json.loads(arrays.pop("header").tobytes().decode())
+        except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{os.fspath(path)} is no {kind}, or it is damaged: {error}") from error
+    if not isinstance(header, dict) or header.get("format") != kind:
+        raise ValueError(f"{os.fspath(path)} is no {kind}: its header does not say so.")
+    if header.get("version") != version:
+        raise ValueError(
+            f"{os.fspath(path)} is a {kind} of format version {header.get('version')}; this dpinfer reads version {version}. "
+            "Upgrade dpinfer to read it."
+        )
+    return header, arrays
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Says that a record is damaged where its header lacks something or holds something else than it should."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{os.fspath(path)} is a damaged {kind}: {error!r} is wrong in its header.") from error

@@ -1,20 +1,16 @@
 """The host record of a private release: what was measured, what it cost, and the file that keeps both."""
 
 import dataclasses
-import json
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from dpinfer import _checks
 from dpinfer import noise as laws
-from dpinfer._files import replacing
+from dpinfer._files import read_record, reading, write_record
 from dpinfer.domain import Domain
 from dpinfer.measurement import Measurement, check_spread
 from dpinfer.privacy import epsilon_at, largest_change
@@ -173,8 +169,6 @@ class Release:
         """Write the release to one file (a .npz with a JSON header; no pickle). The file appears whole or not at all."""
         arrays: dict[str, np.ndarray] = {}
         header = {
-            "format": _FORMAT,
-            "version": _VERSION,
             "queries": _describe(self.queries, arrays),
             "values": _keep(self.values, arrays),
             "noise": self.noise,
@@ -185,9 +179,7 @@ class Release:
             "simulated": self.simulated,
             "domain": None if self.domain is None else self.domain.to_dict(),
         }
-        text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        with replacing(path, binary=True) as file:
-            np.savez_compressed(file, allow_pickle=False, header=text, **arrays)
+        write_record(path, _FORMAT, _VERSION, header, arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Release":
@@ -197,36 +189,17 @@ class Release:
             FileNotFoundError: if there is no such file.
             ValueError: if it is no release, is damaged, or was written by a newer version.
         """
-        with Path(path).open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError(f"{os.fspath(path)} is no dpinfer release: it is not an .npz file.")
-            file.seek(0)
-            try:
-                with np.load(file, allow_pickle=False) as stored:
-                    arrays = {name: stored[name] for name in stored.files}
-                header = json.loads(arrays.pop("header").tobytes().decode())
-            except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-                raise ValueError(f"{os.fspath(path)} is no dpinfer release, or it is damaged: {error}") from error
-        if not isinstance(header, dict) or header.get("format") != _FORMAT:
-            raise ValueError(f"{os.fspath(path)} is no dpinfer release: its header does not say so.")
-        if header.get("version") != _VERSION:
-            raise ValueError(
-                f"{os.fspath(path)} is a release of format version {header.get('version')}; this dpinfer reads version "
-                f"{_VERSION}. Upgrade dpinfer to read it."
-            )
-        try:
+        header, arrays = read_record(path, _FORMAT, _VERSION)
+        with reading(path, _FORMAT):
+            queries = _rebuild(header["queries"], arrays)
             return Release(
-                Measurement(
-                    _rebuild(header["queries"], arrays), arrays[header["values"]], header["noise"], arrays[header["scale"]]
-                ),
+                Measurement(queries, arrays[header["values"]], header["noise"], arrays[header["scale"]]),
                 epsilon=None if header["epsilon"] is None else Fraction(header["epsilon"]),
                 rho=None if header["rho"] is None else Fraction(header["rho"]),
                 neighbors=header["neighbors"],
                 simulated=header["simulated"],
                 domain=None if header["domain"] is None else Domain.from_dict(header["domain"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{os.fspath(path)} is a damaged dpinfer release: {error!r} is wrong in its header.") from error
 
     def __repr__(self) -> str:
         spend = f"epsilon={self.epsilon}" if self.rho is None else f"rho={self.rho}"
