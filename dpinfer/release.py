@@ -226,8 +226,8 @@ def check_domain(domain: Any, queries: Queries) -> None:
 
 def as_measurement(release: Any) -> Measurement:
     """The measurement of a release, or the measurement itself: what every estimator does at the door."""
-    if isinstance(release, Release):
-        return release.measurement
+    if isinstance(measurement := getattr(release, "measurement", None), Measurement):
+        return measurement
     if isinstance(release, Measurement):
         if release.values.ndim != 1:
             raise ValueError(

@@ -11,12 +11,14 @@ from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
 from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
 from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
+from dpinfer.accuracy.sorted_counts import SortedCountsError, sorted_counts_error
 
 __all__ = [
     "ExpectedError",
     "Explanation",
     "Noise",
     "Recommendation",
+    "SortedCountsError",
     "best_branching",
     "estimated_range_variance",
     "expected_error",
@@ -24,6 +26,7 @@ __all__ = [
     "range_variance",
     "range_variance_by_size",
     "recommend",
+    "sorted_counts_error",
     "variance_by_branching",
     "variance_of_ranges",
 ]

@@ -9,6 +9,7 @@ from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
+from dpinfer.inference.unattributed import unattributed_histogram
 from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "maximum_entropy",
     "nonnegative_least_squares",
     "round_preserving_total",
+    "unattributed_histogram",
     "zeroed_subtrees",
 ]

@@ -16,7 +16,7 @@ from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
-from dpinfer.release import Release, as_measurement
+from dpinfer.release import as_measurement
 
 _MAX_ENTRIES = 1 << 27
 
@@ -83,7 +83,7 @@ class SampledEstimate:
 
 
 def bootstrap(
-    measurement: Measurement | Release,
+    measurement: Any,
     estimator: Callable[[Measurement], Any],
     *,
     key: jax.Array,
@@ -103,7 +103,7 @@ def bootstrap(
     that cover exactly. ``tests/inference/test_bootstrap.py`` measures this.
 
     Args:
-        measurement: what was released.
+        measurement: what was released: a Measurement, a Release, or another record that has a ``measurement``.
         estimator: from a Measurement to something with ``.cells`` [n], or to the cells; it runs under jit and vmap.
         key: a typed key.
         num_draws: simulated releases.

@@ -85,7 +85,7 @@ def measure(
     sampler = exact.discrete_laplace if planned.order == 1 else exact.discrete_gaussian
     drawn = np.zeros(strategy.shape[0], dtype=np.int64)
     drawn[taken] = sampler([s for s in spreads if s is not None], place[index[taken]])
-    values = np.where(taken, _saturating_sum(_saturating_answers(strategy, private), drawn), 0)
+    values = np.where(taken, saturating_sum(_saturating_answers(strategy, private), drawn), 0)
     return Release(
         Measurement(strategy, values, planned.noise, planned.scale),
         epsilon=planned.spend if planned.order == 1 else None,
@@ -184,7 +184,8 @@ def _saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
     return np.where(high >= 2**31, limits.max, np.where(high < -(2**31), limits.min, joined))
 
 
-def _saturating_sum(answers: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def saturating_sum(answers: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Their int64 sum, clipped where 64 bits do not hold it."""
     total = answers + noise
     limits = np.iinfo(np.int64)
     return np.where((noise > 0) & (total < answers), limits.max, np.where((noise < 0) & (total > answers), limits.min, total))
