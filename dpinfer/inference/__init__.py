@@ -2,6 +2,7 @@
 
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
+from dpinfer.inference.degree_sequence import graphical_degree_sequence
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.fewest_nodes import fewest_nodes
 from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
@@ -18,6 +19,7 @@ __all__ = [
     "LinearEstimate",
     "bootstrap",
     "fewest_nodes",
+    "graphical_degree_sequence",
     "isotonic_regression",
     "least_squares",
     "maximum_entropy",
