@@ -153,13 +153,19 @@ def test_products_in_jax(queries, matrix):
     m, n = matrix.shape
     rng = np.random.default_rng(2)
     x, y = jnp.asarray(rng.normal(size=n)), jnp.asarray(rng.normal(size=m))
-    forward, backward = jax.jit(lambda q, v: q @ v), jax.jit(lambda q, v: q.T @ v)
-    np.testing.assert_allclose(forward(queries, x), matrix @ x, atol=1e-13)
-    np.testing.assert_allclose(backward(queries, y), matrix.T @ y, atol=1e-13)
     batch = jnp.asarray(rng.normal(size=(2, n)))
-    np.testing.assert_allclose(jax.vmap(lambda v: queries @ v)(batch), batch @ matrix.T, atol=1e-13)
-    np.testing.assert_allclose(jax.grad(lambda v: ((queries @ v) * y).sum())(x), matrix.T @ y, atol=1e-13)
-    assert (queries @ x.astype(jnp.float32)).dtype == jnp.float32
+
+    @jax.jit
+    def products(queries, x, y, batch):
+        gradient = jax.grad(lambda v: ((queries @ v) * y).sum())(x)
+        return queries @ x, queries.T @ y, jax.vmap(lambda v: queries @ v)(batch), gradient, queries @ x.astype(jnp.float32)
+
+    forward, backward, many, gradient, narrow = products(queries, x, y, batch)
+    np.testing.assert_allclose(forward, matrix @ x, atol=1e-13)
+    np.testing.assert_allclose(backward, matrix.T @ y, atol=1e-13)
+    np.testing.assert_allclose(many, np.asarray(batch) @ matrix.T, atol=1e-13)
+    np.testing.assert_allclose(gradient, matrix.T @ y, atol=1e-13)
+    assert narrow.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("neighbors", ["add_remove", "replace_one"])
