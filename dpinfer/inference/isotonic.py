@@ -10,7 +10,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference.isotonic_l1 import least_deviations_ends
-from dpinfer.inference.isotonic_l2 import block_means, least_squares_blocks
+from dpinfer.inference.isotonic_l2 import block_means, least_squares_fit, level_sets
 from dpinfer.queries.base import as_array
 
 
@@ -158,12 +158,11 @@ def _fit(
         fit = _least_deviations(turned, weights, starts, solution if increasing else _OPPOSITE[solution])
         fit = fit if increasing else _turn(fit)
         fit = fit if counted is None else fit[counted]
-        ids = _level_sets(fit, starts)
+        ids = level_sets(fit, starts)
     else:
         fit, ids = _least_squares(turned, weights, starts)
         fit = fit if increasing else _turn(fit)
         fit, ids = (fit, ids) if counted is None else (fit[counted], ids[counted])
-        ids = ids - ids[0]
         fit = fit + center
     if not is_integer:
         fit = jnp.where(jnp.isfinite(values).all(), fit, jnp.nan)
@@ -192,18 +191,12 @@ def _nearest_counted(weights: jax.Array, starts: jax.Array | None) -> jax.Array:
     return jnp.where(before >= begin, before, after)
 
 
-def _level_sets(fit: jax.Array, starts: jax.Array | None) -> jax.Array:
-    new = fit[1:] != fit[:-1]
-    new = new if starts is None else new | starts[1:]
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(new, dtype=jnp.int32)])
-
-
 @jax.custom_jvp
 def _least_squares(values: jax.Array, weights: Any, starts: Any) -> tuple[jax.Array, jax.Array]:
     # Near the middle entry, so that an offset common to all costs no digits.
     center = values[values.shape[0] // 2]
-    fit, ids = least_squares_blocks(values - center, weights, starts)
-    return fit + center, ids
+    fit = least_squares_fit(values - center, weights, starts)
+    return fit + center, level_sets(fit, starts)
 
 
 @_least_squares.defjvp
@@ -244,7 +237,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     ends = _deviations_ends(values, weights, starts)
     changes = []
     for fit in ends:
-        ids = _level_sets(fit, starts)
+        ids = level_sets(fit, starts)
         hit = values == fit if weights is None else (values == fit) & (weights > 0)
         share = block_means(hit.astype(values.dtype), ids)
         changes.append(block_means(jnp.where(hit, change, 0.0), ids) / jnp.where(share > 0, share, 1))

@@ -16,8 +16,8 @@ from dpinfer._loops import fori_loop, read, while_loop, write
 from dpinfer.inference.segmented import segmented
 
 
-def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """The fit and the number of its block for each entry, by a stack of blocks."""
+def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> jax.Array:
+    """The fit, by a stack of blocks."""
     n, dtype = values.shape[0], values.dtype
     nothing, places = jnp.zeros(n, dtype), jnp.zeros(n, jnp.int32)
 
@@ -33,33 +33,30 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
             below, mean, begin, mass = block
             other, first = read(means, below - 1), read(begins, below - 1)
             if weights is None:
-                share, mass = (begin - first).astype(dtype) / (i + 1 - first).astype(dtype), mass
+                share = (begin - first).astype(dtype) / (i + 1 - first).astype(dtype)
             else:
                 added = read(masses, below - 1)
                 mass = mass + added
                 share = jnp.where(mass > 0, added / jnp.where(mass > 0, mass, 1), 0)
             return below - 1, mean + (other - mean) * share, first, mass
 
-        mass = jnp.zeros((), dtype) if weights is None else read(weights, i)
+        mass = None if weights is None else read(weights, i)
         below, mean, begin, mass = while_loop(violates, pool, (height, read(values, i), i, mass))
-        masses = masses if weights is None else write(masses, below, mass)
+        masses = None if weights is None else write(masses, below, mass)
         return below + 1, write(means, below, mean), write(begins, below, begin), masses
 
-    height, means, begins, _ = fori_loop(
-        jnp.int32(0), jnp.int32(n), push, (jnp.int32(0), nothing, places, nothing if weights is not None else None)
-    )
+    empty = (jnp.int32(0), nothing, places, None if weights is None else nothing)
+    height, means, begins, _ = fori_loop(jnp.int32(0), jnp.int32(n), push, empty)
 
     def fill(k: jax.Array, carry: Any) -> Any:
-        block, fit, ids = carry
+        block, fit = carry
         i = n - 1 - k
-        fit, ids = write(fit, i, read(means, block)), write(ids, i, block)
-        return jnp.where(read(begins, block) == i, block - 1, block), fit, ids
+        return jnp.where(read(begins, block) == i, block - 1, block), write(fit, i, read(means, block))
 
-    _, fit, ids = fori_loop(jnp.int32(0), jnp.int32(n), fill, (height - 1, nothing, places))
-    return fit, ids
+    return fori_loop(jnp.int32(0), jnp.int32(n), fill, (height - 1, nothing))[1]
 
 
-def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> jax.Array:
     """The same, every block of a round at once."""
     n, dtype = values.shape[0], values.dtype
     place = jnp.arange(n, dtype=jnp.int32)
@@ -102,11 +99,18 @@ def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Arra
     # What a rounding error has split too much.
     begins = while_loop(lambda b: decreases(jnp.cumsum(b, dtype=jnp.int32) - 1).any(), pool, begins)
     ids = jnp.cumsum(begins, dtype=jnp.int32) - 1
-    return means_of(ids)[ids], ids
+    return means_of(ids)[ids]
 
 
-# (values, weights or None, starts or None) -> (fit, ids); the ids of the rows of a batch may begin at any number.
-least_squares_blocks = segmented(_by_stack, _by_splitting)
+# (values, weights or None, starts or None) -> fit; neighbouring blocks of a segment have different means.
+least_squares_fit = segmented(_by_stack, _by_splitting)
+
+
+def level_sets(fit: jax.Array, starts: jax.Array | None) -> jax.Array:
+    """The number of its block for each entry, from 0 on: the entries of a segment that have one fitted value."""
+    new = fit[1:] != fit[:-1]
+    new = new if starts is None else new | starts[1:]
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(new, dtype=jnp.int32)])
 
 
 def _means_by_scan(values: jax.Array, ids: jax.Array, starts: jax.Array | None) -> jax.Array:

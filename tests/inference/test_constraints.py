@@ -96,7 +96,7 @@ def test_invariants_that_contradict_each_other_are_named_with_the_amount():
 
 
 def test_invariants_beside_a_large_strategy_without_structure():
-    n = 6000
+    n = 2500
     rng = np.random.default_rng(0)
     strategy = VStack([Weighted(Identity(n), 2.0), Prefix(n)])
     cells = rng.poisson(4, n).astype(float)
