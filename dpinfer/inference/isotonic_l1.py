@@ -17,6 +17,9 @@ from jax.ops import segment_max, segment_min
 from dpinfer._loops import fori_loop, read, while_loop, write
 from dpinfer.inference.segmented import segmented
 
+# Children of a place in the heap. Values come nearly in order and so rise nearly to the top, but seldom sink far.
+_WAYS = 4
+
 
 def _by_scan(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     if weights is not None:
@@ -69,19 +72,20 @@ def _by_scan(values: jax.Array, weights: jax.Array | None, starts: jax.Array | N
 
 
 def _larger_child(heap: jax.Array, place: jax.Array, size: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The child of a place in the heap that is larger, its value, and whether that exceeds ``value``."""
+    """The child of a place in the heap that is the largest, its value, and whether that exceeds ``value``."""
     last = jnp.maximum(size - 1, 0)
-    left = 2 * place + 1
-    right = jnp.minimum(left + 1, last)
-    left_value, right_value = read(heap, jnp.minimum(left, last)), read(heap, right)
-    is_right = right_value > left_value
-    larger = jnp.where(is_right, right_value, left_value)
-    return jnp.where(is_right, right, left), larger, (left < size) & (larger > value)
+    first = _WAYS * place + 1
+    child = jnp.minimum(first, last)
+    largest = read(heap, child)
+    for other in (jnp.minimum(first + k, last) for k in range(1, _WAYS)):
+        candidate = read(heap, other)
+        child, largest = jnp.where(candidate > largest, other, child), jnp.maximum(candidate, largest)
+    return child, largest, (first < size) & (largest > value)
 
 
 def _parent(heap: jax.Array, place: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The parent of a place in the heap, its value, and whether ``value`` exceeds that."""
-    parent = jnp.maximum(place - 1, 0) // 2
+    parent = jnp.maximum(place - 1, 0) // _WAYS
     parent_value = read(heap, parent)
     return parent, parent_value, (place > 0) & (parent_value < value)
 
