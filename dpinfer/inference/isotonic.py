@@ -136,13 +136,11 @@ def _fit(
     if not values.shape[0]:
         kept = values if is_l1 else values.astype(jnp.result_type(values, float))
         return IsotonicFit(kept, jnp.zeros(0, jnp.int32), jnp.int32(0))
-    is_integer = jnp.issubdtype(values.dtype, jnp.integer)
+    is_integer, center = jnp.issubdtype(values.dtype, jnp.integer), 0
     if is_integer and not is_l1:
         # In integers, so that large counts lose nothing.
         center = values[values.shape[0] // 2]
         values = (values - center).astype(float)
-    else:
-        center = jnp.zeros((), values.dtype)
     if is_integer and is_l1 and jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         values = values.astype(int)
     counted = None
@@ -159,13 +157,12 @@ def _fit(
         fit = fit if increasing else _turn(fit)
         fit = fit if counted is None else fit[counted]
         ids = level_sets(fit, starts)
+        fit = fit if is_integer else jnp.where(jnp.isfinite(values).all(), fit, jnp.nan)
     else:
         fit, ids = _least_squares(turned, weights, starts)
         fit = fit if increasing else _turn(fit)
         fit, ids = (fit, ids) if counted is None else (fit[counted], ids[counted])
-        fit = fit + center
-    if not is_integer:
-        fit = jnp.where(jnp.isfinite(values).all(), fit, jnp.nan)
+        fit = fit + center if is_integer else fit
     num_blocks = ids[-1] + 1
     if lower is not None:
         fit = jnp.maximum(fit, lower)
@@ -193,10 +190,8 @@ def _nearest_counted(weights: jax.Array, starts: jax.Array | None) -> jax.Array:
 
 @jax.custom_jvp
 def _least_squares(values: jax.Array, weights: Any, starts: Any) -> tuple[jax.Array, jax.Array]:
-    # Near the middle entry, so that an offset common to all costs no digits.
-    center = values[values.shape[0] // 2]
-    fit = least_squares_fit(values - center, weights, starts)
-    return fit + center, level_sets(fit, starts)
+    fit = least_squares_fit(values, weights, starts)
+    return fit, level_sets(fit, starts)
 
 
 @_least_squares.defjvp

@@ -20,6 +20,7 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
     """The fit, by a stack of blocks."""
     n, dtype = values.shape[0], values.dtype
     nothing, places = jnp.zeros(n, dtype), jnp.zeros(n, jnp.int32)
+    center, shift = _center(values)
 
     def push(i: jax.Array, stack: Any) -> Any:
         height, means, begins, masses = stack
@@ -41,7 +42,7 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
             return below - 1, mean + (other - mean) * share, first, mass
 
         mass = None if weights is None else read(weights, i)
-        below, mean, begin, mass = while_loop(violates, pool, (height, read(values, i), i, mass))
+        below, mean, begin, mass = while_loop(violates, pool, (height, read(values, i) - center, i, mass))
         masses = None if weights is None else write(masses, below, mass)
         return below + 1, write(means, below, mean), write(begins, below, begin), masses
 
@@ -51,14 +52,27 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
     def fill(k: jax.Array, carry: Any) -> Any:
         block, fit = carry
         i = n - 1 - k
-        return jnp.where(read(begins, block) == i, block - 1, block), write(fit, i, read(means, block))
+        return jnp.where(read(begins, block) == i, block - 1, block), write(fit, i, read(means, block) + shift)
 
     return fori_loop(jnp.int32(0), jnp.int32(n), fill, (height - 1, nothing))[1]
+
+
+def _center(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What to subtract so that an offset common to all costs no digits, and what to add afterwards.
+
+    The entry nearest to 0 if all are on one side of it, so that small entries beside large ones keep their digits, too; else 0.
+    Where an entry is not finite, nan is added.
+    """
+    least, most = values.min(), values.max()
+    center = jnp.maximum(least, 0) + jnp.minimum(most, 0)
+    return center, jnp.where(jnp.isfinite(least) & jnp.isfinite(most), center, jnp.nan)
 
 
 def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> jax.Array:
     """The same, every block of a round at once."""
     n, dtype = values.shape[0], values.dtype
+    center, shift = _center(values)
+    values = values - center
     place = jnp.arange(n, dtype=jnp.int32)
     weights = jnp.ones(n, dtype) if weights is None else weights
     segments = (place == 0) if starts is None else starts | (place == 0)
@@ -99,10 +113,10 @@ def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Arra
     # What a rounding error has split too much.
     begins = while_loop(lambda b: decreases(jnp.cumsum(b, dtype=jnp.int32) - 1).any(), pool, begins)
     ids = jnp.cumsum(begins, dtype=jnp.int32) - 1
-    return means_of(ids)[ids]
+    return means_of(ids)[ids] + shift
 
 
-# (values, weights or None, starts or None) -> fit; neighbouring blocks of a segment have different means.
+# (values, weights or None, starts or None) -> fit; nan if a value is not finite.
 least_squares_fit = segmented(_by_stack, _by_splitting)
 
 
