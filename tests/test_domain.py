@@ -301,3 +301,15 @@ def test_the_shipped_adults():
     assert cells.sum() == 48_842
     assert cells[39 - 16, 40 - 1] == 578
     assert cells[:1].sum() == cells[75:].sum() == 0  # nobody is 16, and none is coded above 90
+
+
+def test_the_shipped_routes():
+    data = dp.datasets.plane_routes()
+    plane, airport = data.table["plane"], data.table["airport"]
+    assert data.licence == "CC0"
+    assert plane.size == 44_396
+    assert len(set(zip(plane.tolist(), airport.tolist(), strict=True))) == plane.size
+    cells = data.cells().reshape(data.domain.shape)
+    assert cells.max() == 1
+    assert cells.sum(axis=1).min() == 1  # every plane flew somewhere
+    assert cells.sum(axis=0).max() == 1307

@@ -11,7 +11,14 @@ import pytest
 import dpinfer as dp
 
 FOLDER = Path(__file__).parents[1] / "examples"
-OWN_TESTS = ("branching_errors", "month_and_day", "range_candlesticks", "range_errors", "range_tables")  # below, smaller
+OWN_TESTS = (
+    "branching_errors",
+    "degree_sequences",
+    "month_and_day",
+    "range_candlesticks",
+    "range_errors",
+    "range_tables",
+)  # below, smaller
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN_TESTS)
 
 
@@ -113,3 +120,19 @@ def test_one_release_read_in_two_ways(tmp_path):
         assert covered >= answers / 2  # of 12 or 30 intervals at 95%: fewer with odds of one in a million
         assert estimate < 6 * expected
         assert noisy > 0
+
+
+def test_degree_sequences_of_a_graph(tmp_path):
+    np.save(tmp_path / "degrees.npy", np.repeat([1, 2, 3, 30], [200, 60, 30, 4]))
+    options = ["--graph", "degrees.npy", "--releases", "30", "--epsilons", "1"]
+    lines, numbers = run_small(tmp_path, "degree_sequences", *options)
+    assert "294 nodes, 265 edges, 4 different degrees" in lines[0]
+    epsilon, noisy, ordered, isotonic, at_most, graphical, covered = numbers[3]
+    assert epsilon == 1
+    # 8,820 squared errors, each with a standard deviation of sqrt(5) times its mean.
+    assert noisy == pytest.approx(1, abs=4 * (5 / 8820) ** 0.5)
+    assert isotonic < ordered < noisy
+    # Rounding to whole degrees adds at most 1/4 to a variance of 8.
+    assert isotonic < at_most + 0.25 / 8
+    assert graphical == pytest.approx(isotonic, rel=0.2)
+    assert 0.5 < covered <= 1

