@@ -37,7 +37,7 @@ def best_branching(
         max_branching: the largest to try.
         unit: of the budget, "epsilon" or "rho"; under rho levels cost less, and the best branching is smaller.
 
-    Cost: a tenth of a second for n = 2^20 and all branchings up to 1,024.
+    Cost: a third of a second for n = 2^20 and all branchings up to 1,024.
 
     Reference: Qardaji et al. 2013, section 3, whose algorithms 1 and 2 approximate this (:func:`estimated_range_variance`).
     """
