@@ -213,7 +213,18 @@ def branching_error_figure(panels: Sequence[tuple[str, Sequence[int], Sequence[E
     return _error_figure(panels, "branching of the tree", f"mean squared error ({unit})")
 
 
-def _error_figure(panels: Sequence[tuple[str, Sequence[int], Sequence[ErrorSeries]]], along: str, error: str) -> Figure:
+def budget_error_figure(epsilons: Sequence[float], panels: Sequence[tuple[str, Sequence[ErrorSeries]]], error: str) -> Figure:
+    """Errors by the privacy budget: measured points with 2 standard errors, theory as lines.
+
+    Args:
+        epsilons: of all series.
+        panels: a title and its series; the same methods in each.
+        error: what the vertical axis is, with its unit.
+    """
+    return _error_figure([(title, epsilons, series) for title, series in panels], "epsilon", error)
+
+
+def _error_figure(panels: Sequence[tuple[str, Sequence[Any], Sequence[ErrorSeries]]], along: str, error: str) -> Figure:
     figure = Figure(figsize=(4.6 * len(panels), 4.6), layout="constrained")
     for (title, places, series), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         for one, color, marker in zip(series, COLORS, MARKERS, strict=False):
@@ -231,7 +242,7 @@ def _error_figure(panels: Sequence[tuple[str, Sequence[int], Sequence[ErrorSerie
                 label=one.name if one.expected is None else f"{one.name}; line: expected",
             )
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_xlabel(along)
         _by_powers_of_ten(axes)
         axes.set_title(title, loc="left")

@@ -21,10 +21,11 @@ import dpinfer as dpi
 from dpinfer.accuracy import sorted_counts_error
 from dpinfer.evaluation import coverage
 from dpinfer.inference import bootstrap, graphical_degree_sequence, unattributed_histogram
-from dpinfer.plots import rank_figure, save
+from dpinfer.plots import ErrorSeries, budget_error_figure, rank_figure, save
 from dpinfer.queries import Identity
 
 LEVEL = 0.9
+METHODS = ("noisy", "sorted, rounded", "isotonic", "isotonic, graphical")
 
 
 def main() -> None:
@@ -39,26 +40,35 @@ def main() -> None:
     lengths = np.unique(truth, return_counts=True)[1]
     print(f"{truth.size:,} nodes, {truth.sum() // 2:,} edges, {lengths.size:,} different degrees; neighbours differ by an edge.")
     print(f"Mean squared error a node in {options.releases} releases, divided by that of the noisy degrees that theory expects")
-    print(f"{'epsilon':>10}{'noisy':>12}{'sorted':>12}{'isotonic':>12}{'at most':>12}{'graphical':>12}{'coverage':>12}")
+    print(f"{'epsilon':>10}" + "".join(f"{name:>21}" for name in (*METHODS, "at most", "coverage")))
     errors: dict[str, np.ndarray] = {}
+    rows, spreads = [], []
     for epsilon in options.epsilons:
-        errors, covered = simulated(truth, epsilon, options.releases)
+        errors, spread, covered = simulated(truth, epsilon, options.releases)
         theory = sorted_counts_error(lengths, epsilon=epsilon, unit="edge")
         mean = {name: error.mean() / theory.noisy * truth.size for name, error in errors.items()}
-        ratio = theory.isotonic / theory.noisy
-        numbers = [mean["noisy"], mean["sorted, rounded"], mean["isotonic"], ratio, mean["isotonic, graphical"], covered]
-        print(f"{epsilon:>10g}" + "".join(f"{x:>12.4f}" for x in numbers))
+        numbers = [*mean.values(), theory.isotonic / theory.noisy, covered]
+        print(f"{epsilon:>10g}" + "".join(f"{x:>21.4f}" for x in numbers))
+        rows.append(numbers)
+        spreads.append([x / theory.noisy for x in spread.values()])
     print("at most: of the isotonic fit before rounding.", end=" ")
     print(f"coverage: of {LEVEL:.0%} intervals by the bootstrap, mean over ranks and releases.")
+
+    table, spread, nothing = np.array(rows), np.array(spreads), np.full(len(rows), np.nan)
+    series = [ErrorSeries(name, table[:, i], spread[:, i], None) for i, name in enumerate(METHODS[:3])]
+    series.append(ErrorSeries("isotonic at most, noisy exactly 1", nothing, nothing, table[:, len(METHODS)]))
+    second = options.output.with_stem(options.output.stem + "_by_epsilon")
+    title = f"{truth.size:,} nodes, {truth.sum() // 2:,} edges"
+    save(budget_error_figure(options.epsilons, [(title, series)], "mean squared error, that of noisy degrees = 1"), second)
 
     epsilon = options.epsilons[-1]
     release = dpi.mechanisms.sorted_counts(truth, epsilon=epsilon, unit="edge")
     estimate = bootstrap(release, unattributed_histogram, key=jax.random.key(1), num_draws=200)
     answers = estimate.answer(Identity(truth.size))
     middle, lower, upper = (np.asarray(x) for x in (answers.values, *answers.interval(LEVEL)))
-    shown = {name: errors[name] for name in ("noisy", "sorted, rounded", "isotonic")}
+    shown = {name: errors[name] for name in METHODS[:3]}
     save(rank_figure(truth, shown, (middle, lower, upper), "degree", level=LEVEL), options.output)
-    print(f"Figure, at epsilon = {epsilon:g}: {options.output}")
+    print(f"Figures: {second}, and at epsilon = {epsilon:g} {options.output}")
 
 
 def degrees_of(graph: str) -> np.ndarray:
@@ -75,8 +85,8 @@ def degrees_of(graph: str) -> np.ndarray:
     return np.array([degree for _, degree in getattr(networkx, name)().degree()])
 
 
-def simulated(truth: np.ndarray, epsilon: float, releases: int) -> tuple[dict[str, np.ndarray], float]:
-    """By method, the mean squared error at each rank; and how often the bootstrap's intervals hold the truth."""
+def simulated(truth: np.ndarray, epsilon: float, releases: int) -> tuple[dict[str, np.ndarray], dict[str, float], float]:
+    """By method, the mean squared error at each rank and the standard error of its sum; how often the bootstrap covers."""
 
     def one(_: Any, *, key: jax.Array) -> Any:
         noise, again = jax.random.split(key)
@@ -90,14 +100,11 @@ def simulated(truth: np.ndarray, epsilon: float, releases: int) -> tuple[dict[st
 
     found, lower, upper = map(np.asarray, dpi.map_problems(one, np.arange(releases), key=jax.random.key(0)))
     graphical = [graphical_degree_sequence(fit) for fit in found[:, 2]]
-    methods = {
-        "noisy": found[:, 0],
-        "sorted, rounded": found[:, 1],
-        "isotonic": found[:, 2],
-        "isotonic, graphical": np.array(graphical),
-    }
-    errors = {name: np.square(values - truth).mean(axis=0) for name, values in methods.items()}
-    return errors, float(coverage(lower, upper, np.broadcast_to(truth, lower.shape)))
+    squares = [np.square(values - truth) for values in (found[:, 0], found[:, 1], found[:, 2], np.array(graphical))]
+    errors = {name: square.mean(axis=0) for name, square in zip(METHODS, squares, strict=True)}
+    sums = [square.sum(axis=1).std(ddof=1) / releases**0.5 for square in squares]
+    covered = float(coverage(lower, upper, np.broadcast_to(truth, lower.shape)))
+    return errors, dict(zip(METHODS, sums, strict=True)), covered
 
 
 if __name__ == "__main__":

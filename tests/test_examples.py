@@ -127,7 +127,8 @@ def test_degree_sequences_of_a_graph(tmp_path):
     options = ["--graph", "degrees.npy", "--releases", "30", "--epsilons", "1"]
     lines, numbers = run_small(tmp_path, "degree_sequences", *options)
     assert "294 nodes, 265 edges, 4 different degrees" in lines[0]
-    epsilon, noisy, ordered, isotonic, at_most, graphical, covered = numbers[3]
+    epsilon, noisy, ordered, isotonic, graphical, at_most, covered = numbers[3]
+    assert (tmp_path / "degree_sequences_by_epsilon.png").read_bytes().startswith(b"\x89PNG")
     assert epsilon == 1
     # 8,820 squared errors, each with a standard deviation of sqrt(5) times its mean.
     assert noisy == pytest.approx(1, abs=4 * (5 / 8820) ** 0.5)
