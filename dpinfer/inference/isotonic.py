@@ -137,17 +137,19 @@ def _fit(
         kept = values if is_l1 else values.astype(jnp.result_type(values, float))
         return IsotonicFit(kept, jnp.zeros(0, jnp.int32), jnp.int32(0))
     is_integer, center = jnp.issubdtype(values.dtype, jnp.integer), 0
+    if is_integer:
+        values = values.astype(int)  # in which differences fit
     if is_integer and not is_l1:
         # In integers, so that large counts lose nothing.
         center = values[values.shape[0] // 2]
         values = (values - center).astype(float)
-    if is_integer and is_l1 and jnp.issubdtype(values.dtype, jnp.unsignedinteger):
-        values = values.astype(int)
     counted = None
     if weights is not None:
         weights = jnp.asarray(weights)
         if not is_l1 or jnp.issubdtype(weights.dtype, jnp.floating):
             weights = weights.astype(values.dtype if not is_integer or not is_l1 else float)
+        else:
+            weights = weights.astype(int)  # in which their sum fits
         counted = _nearest_counted(weights, starts)
         # An entry that does not count repeats the one before it, and so never has a block of its own.
         values = jnp.where(weights > 0, values, values[counted])

@@ -126,8 +126,9 @@ def sorted_counts(
     change = _UNITS[unit] * (2 if _checks.relation(neighbors) == "replace_one" else 1)
     is_size_private = size_budget is not None
     if is_size_private and np.ndim(cells) == 1 and np.size(cells) == 0:
-        cells = np.zeros(0, dtype=np.int64)  # an empty list has no dtype to refuse
-        private = cells
+        # Refused by its dtype alone, as if there were counts; an empty list has none.
+        host_integers(np.zeros(1, dtype=np.int64 if isinstance(cells, (list, tuple)) else np.asarray(cells).dtype))
+        private = np.zeros(0, dtype=np.int64)
     else:
         private = host_integers(cells)
     spend = whole if size_budget is None else whole + size_budget

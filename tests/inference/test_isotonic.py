@@ -204,6 +204,10 @@ def test_float32_stays_and_integers_become_floats():
     assert isotonic_regression(jnp.array([2, 1], jnp.float32), norm="l1").values.dtype == np.float32
     assert isotonic_regression([2, 1]).values.dtype == np.float64
     assert isotonic_regression(np.array([2, 1], np.uint8), norm="l1").values.dtype == np.int64
+    narrow = jnp.array([100, -100, -100, 120], jnp.int8)
+    np.testing.assert_allclose(isotonic_regression(narrow).values, [-100 / 3] * 3 + [120], rtol=1e-14)
+    assert isotonic_regression(narrow, jnp.full(4, 100, jnp.int8), norm="l1").values.tolist() == [-100, -100, -100, 120]
+    assert isotonic_regression(np.array([5, 0], np.uint64)).values.tolist() == [2.5, 2.5]
     for value in ([2, 1], np.array([2, 1]), np.array([2.0, 1]), jnp.array([2, 1], jnp.int32)):
         for weights in (None, [1, 1], np.ones(2), jnp.ones(2, jnp.float32)):
             np.testing.assert_array_equal(isotonic_regression(value, weights).values, [1.5, 1.5])

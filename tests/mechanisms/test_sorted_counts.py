@@ -132,6 +132,8 @@ def test_files(tmp_path):
         ([1.5, 2], {}, "cells must have an integer dtype"),
         ([[1, 2]], {}, "cells must be a vector"),
         ([], {}, "cells must"),
+        (np.zeros(0), {"size_epsilon": 1}, "cells must have an integer dtype"),
+        (np.zeros(2), {"size_epsilon": 1}, "cells must have an integer dtype"),
         ([1], {"epsilon": 0}, "epsilon must be positive"),
         ([1], {"size_epsilon": 0}, "size_epsilon must be positive"),
         ([1], {"unit": "node"}, "unit must be one of 'row', 'edge', got 'node'"),
