@@ -220,8 +220,7 @@ DIRECTION = np.array([0.3, -0.2, 0.5, 1.0, -0.7, 0.1, 0.9, 0.4])
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-@pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("increasing", [True, False])
+@pytest.mark.parametrize(("is_weighted", "increasing"), [(False, True), (True, False)])
 def test_derivatives_against_differences(norm, is_weighted, increasing):
     ids = np.array([0, 0, 0, 0, 0, 0, 0, 1]) if is_weighted else None
 
@@ -244,8 +243,8 @@ def test_second_derivatives():
     def loss(values, weights):
         return (isotonic_regression(values, weights).values ** 3).sum()
 
-    hessian = jax.hessian(loss, argnums=(0, 1))(VALUES, WEIGHTS)
-    step, gradient = 1e-5, jax.grad(loss, argnums=(0, 1))
+    hessian = jax.jit(jax.hessian(loss, argnums=(0, 1)))(VALUES, WEIGHTS)
+    step, gradient = 1e-5, jax.jit(jax.grad(loss, argnums=(0, 1)))
     for i in range(8):
         for place in (0, 1):
             shift = [np.zeros(8), np.zeros(8)]
