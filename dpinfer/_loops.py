@@ -68,7 +68,7 @@ def read(array: jax.Array, place: Any) -> jax.Array:
 def write(array: jax.Array, place: Any, value: Any) -> jax.Array:
     """The array with one entry set; the place is known to be inside.
 
-    In a loop XLA writes in place, unless the step has read the old array and uses what it read: then it copies all of it. So
-    let every step write first, what the step before has carried over, and read afterwards from what it has written.
+    In a loop XLA writes in place, but copies the whole array at every step where that also reads the old one, unless the reading
+    is done by a loop within the step. So let a step write first, what the step before has carried over, and then read.
     """
     return array.at[place].set(value, mode="promise_in_bounds")
