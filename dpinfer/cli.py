@@ -202,12 +202,8 @@ def _measure(
 
     _refuse_overwriting(output, force)
     axes = dpinfer.Domain.load(domain)
-    if not branching:
-        strategy = dpinfer.queries.Identity(axes.size)
-    elif len(axes.shape) == 1:
-        strategy = dpinfer.queries.Tree.complete(axes.size, branching)
-    else:
-        strategy = dpinfer.queries.Tree.grid(axes.shape, branching)
+    methods = dpinfer.methods
+    strategy = (methods.consistent_tree(axes.shape, branching) if branching else methods.noisy_cells(axes.shape)).strategy
     budget: dict[str, Any] = {
         name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None
     }

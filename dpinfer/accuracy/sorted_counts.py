@@ -7,6 +7,7 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer import noise as laws
+from dpinfer.mechanisms.sorted_counts import CHANGES
 
 
 class SortedCountsError(NamedTuple):
@@ -46,7 +47,7 @@ def sorted_counts_error(
     if lengths.size and lengths.min() < 1:
         raise ValueError(f"run_lengths must be positive, got {lengths.min()}.")
     _checks.choice("noise", noise, ("discrete_laplace", "laplace"))
-    scale = {"row": 1.0, "edge": 2.0}[_checks.choice("unit", unit, ("row", "edge"))] / float(_checks.budget("epsilon", epsilon))
+    scale = CHANGES[_checks.choice("unit", unit, tuple(CHANGES))] / float(_checks.budget("epsilon", epsilon))
     variance = float(np.square(laws.stddev(noise, scale)))
     return SortedCountsError(variance * float(lengths.sum()), variance * float(_harmonic(lengths).sum()))
 

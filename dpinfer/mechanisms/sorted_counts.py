@@ -33,7 +33,8 @@ from dpinfer.queries import Identity
 
 _FORMAT = "dpinfer release of sorted counts"
 _VERSION = 1
-_UNITS = {"row": 1, "edge": 2}
+# By how much one unit more or less changes the sorted counts.
+CHANGES = {"row": 1, "edge": 2}
 
 
 @final
@@ -118,12 +119,12 @@ def sorted_counts(
     Raises:
         ValueError: for anything wrong with the public arguments, or if the ledger does not have enough left.
     """
-    _checks.choice("unit", unit, tuple(_UNITS))
+    _checks.choice("unit", unit, tuple(CHANGES))
     whole = _checks.budget("epsilon", epsilon)
     size_budget = None if size_epsilon is None else _checks.budget("size_epsilon", size_epsilon)
     if ledger is not None and not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a dpinfer.Ledger, got {type(ledger).__name__}.")
-    change = _UNITS[unit] * (2 if _checks.relation(neighbors) == "replace_one" else 1)
+    change = CHANGES[unit] * (2 if _checks.relation(neighbors) == "replace_one" else 1)
     is_size_private = size_budget is not None
     if is_size_private and np.ndim(cells) == 1 and np.size(cells) == 0:
         # Refused by its dtype alone, as if there were counts; an empty list has none.
