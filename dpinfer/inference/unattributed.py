@@ -11,6 +11,7 @@ from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import over_cells
 from dpinfer.inference.isotonic import isotonic_regression
+from dpinfer.mechanisms.sorted_runs import SortedRuns
 from dpinfer.queries import Identity
 from dpinfer.release import as_measurement
 
@@ -43,7 +44,7 @@ def unattributed_histogram(
 
     Args:
         release: of ``mechanisms.sorted_counts``, or counts in order of their size from elsewhere, as a measurement of Identity;
-            with the same noise in each.
+            with the same noise in each. Or of ``mechanisms.sorted_runs``, which is fitted already.
         method: "isotonic" or "sorted".
         norm: "l2" or "l1", as in :func:`isotonic_regression`.
         rounded: to whole numbers, half upward. Common to all of a block, so that the order is kept.
@@ -53,6 +54,11 @@ def unattributed_histogram(
     Reference: Hay et al. 2010, sections 3 and 5.1. Their experiments round and clip, as here; how is not said.
     """
     _checks.choice("method", method, ("isotonic", "sorted"))
+    if isinstance(release, SortedRuns):
+        if (method, norm) != ("isotonic", "l2"):
+            raise ValueError("release holds the least-squares fit only: other methods and norms need mechanisms.sorted_counts.")
+        values = release.whole_counts if rounded else np.maximum(release.values, 0.0)
+        return UnattributedEstimate(jnp.asarray(np.repeat(values, release.lengths).astype(float)))
     measurement = as_measurement(release)
     if not isinstance(measurement.queries, Identity):
         raise ValueError(f"release must be of Identity, one count for each rank, got {measurement.queries!r}.")
