@@ -10,6 +10,7 @@ from dpinfer import (
     answer_tables,
     datasets,
     evaluation,
+    group_sizes,
     inference,
     interop,
     mechanisms,
@@ -27,6 +28,7 @@ from dpinfer.measurement import Measurement
 from dpinfer.mechanisms import measure, simulate
 from dpinfer.privacy import Ledger
 from dpinfer.private_cells import PrivateCells
+from dpinfer.regions import RegionTree
 from dpinfer.release import Release
 
 __version__ = version("dpinfer")
@@ -39,6 +41,7 @@ __all__ = [
     "LinearEstimate",
     "Measurement",
     "PrivateCells",
+    "RegionTree",
     "Release",
     "accuracy",
     "allocation",
@@ -47,6 +50,7 @@ __all__ = [
     "datasets",
     "enable_x64",
     "evaluation",
+    "group_sizes",
     "inference",
     "interop",
     "least_squares",

@@ -263,6 +263,41 @@ def ranges_of_size(n: int, size: int, *, most: int | None = None) -> Ranges:
     return Ranges(n, starts, starts + size)
 
 
+def earth_movers_distance(histogram: Any, truth: Any) -> Any:
+    """By how much the sizes of groups would have to change in all for one count-of-counts histogram to become another.
+
+    The sum of |H_c - H_c'| over sizes, which is that of |H_g - H_g'| over groups matched in order of size; in 64 bit, on the
+    host.
+
+    Args:
+        histogram, truth: [..., sizes], numbers of groups of size 0, 1, ...; the shorter is filled up with zeros. Both with the
+            same number of groups.
+
+    Returns:
+        [...], int64 for integers, else float64.
+
+    Reference: Kuo et al. 2018, section 3.1 and lemma 1.
+
+    Raises:
+        ValueError: if the numbers of groups differ.
+    """
+    first, second = np.asarray(histogram), np.asarray(truth)
+    for name, array in (("histogram", first), ("truth", second)):
+        if not array.ndim or array.dtype.kind not in "iuf":
+            raise ValueError(f"{name} must be numbers of groups by size, got dtype {array.dtype}, shape {list(array.shape)}.")
+    kind = np.float64 if "f" in first.dtype.kind + second.dtype.kind else np.int64
+    size = max(first.shape[-1], second.shape[-1])
+    first, second = (
+        np.concatenate([x.astype(kind), np.zeros((*x.shape[:-1], size - x.shape[-1]), dtype=kind)], axis=-1)
+        for x in (first, second)
+    )
+    difference = np.cumsum(first - second, axis=-1)
+    scale = np.maximum(np.abs(first).sum(axis=-1), np.abs(second).sum(axis=-1))
+    if size and (np.abs(difference[..., -1]) > (1e-9 * scale if kind is np.float64 else 0)).any():
+        raise ValueError("histogram and truth must have the same number of groups: it has no distance otherwise.")
+    return np.abs(difference).sum(axis=-1)
+
+
 def coverage(lower: Any, upper: Any, truth: Any) -> Array:
     """The share of true answers inside their intervals, ends included; over all entries."""
     return ((jnp.asarray(lower) <= jnp.asarray(truth)) & (jnp.asarray(truth) <= jnp.asarray(upper))).mean()

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 _CHUNK_ROWS = 1 << 18
+_NO_TABLE = (
+    "table must map column names to arrays, be a data frame (pandas, polars, pyarrow, DuckDB or another that narwhals knows) "
+    "or the path of a CSV or Parquet file, got {}."
+)
 
 
 def chunks(table: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -40,10 +44,24 @@ def chunks(table: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     frame = nw.from_native(table, pass_through=True)
     if isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
         return _frame_chunks(frame, names)
-    raise ValueError(
-        "table must map column names to arrays, be a data frame (pandas, polars, pyarrow, DuckDB or another that narwhals knows) "
-        f"or the path of a CSV or Parquet file, got {type(table).__name__}."
-    )
+    raise ValueError(_NO_TABLE.format(type(table).__name__))
+
+
+def column_names(table: Any) -> list[str]:
+    """The names of a table's columns; of the same tables as :func:`chunks` reads."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    if isinstance(table, (str, os.PathLike)):
+        if os.fspath(table).endswith((".parquet", ".pq")):
+            return list(_parquet_columns(table))
+        with Path(table).open(newline="\n", encoding="utf-8-sig", errors="replace") as file:
+            return _csv_fields(file.readline())
+    import narwhals as nw
+
+    frame = nw.from_native(table, pass_through=True)
+    if isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
+        return frame.collect_schema().names()
+    raise ValueError(_NO_TABLE.format(type(table).__name__))
 
 
 def _array_chunks(table: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -189,7 +207,10 @@ def _csv_fields(line: str) -> list[str]:
     return [*fields, "".join(field)]
 
 
-def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
+_PARQUET = "read_parquet(?, hive_partitioning = false)"
+
+
+def _duckdb(path: str | os.PathLike[str]) -> Any:
     try:
         import duckdb
     except ImportError:
@@ -197,21 +218,28 @@ def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Ite
     Path(path).open("rb").close()  # a missing file is a FileNotFoundError as for CSV
     if set(os.fspath(path)) & set("*?["):
         raise ValueError(f"{os.fspath(path)!r} reads as a pattern of several files: rename it without *, ? and [.")
-    source = "read_parquet(?, hive_partitioning = false)"
-    with duckdb.connect() as connection:
-        with _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
-            described = connection.execute(f"DESCRIBE FROM {source}", [os.fspath(path)]).fetchall()
-        kinds = {row[0]: row[1] for row in described}
-        _check_columns(kinds, names)
-        with _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
-            wanted = ", ".join(_projection(name, kinds[name]) for name in names)
-            rows = connection.execute(f"SELECT {wanted} FROM {source}", [os.fspath(path)])
-            chunk = rows.fetchmany(_CHUNK_ROWS)
-            while True:
-                columns = zip(*chunk, strict=True) if chunk else [()] * len(names)
-                yield [_typed_column(values, kinds[name]) for values, name in zip(columns, names, strict=True)]
-                if not (chunk := rows.fetchmany(_CHUNK_ROWS)):
-                    return
+    return duckdb
+
+
+def _parquet_columns(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The names and the types of the columns."""
+    with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
+        described = connection.execute(f"DESCRIBE FROM {_PARQUET}", [os.fspath(path)]).fetchall()
+    return {row[0]: row[1] for row in described}
+
+
+def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
+    kinds = _parquet_columns(path)
+    _check_columns(kinds, names)
+    with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
+        wanted = ", ".join(_projection(name, kinds[name]) for name in names)
+        rows = connection.execute(f"SELECT {wanted} FROM {_PARQUET}", [os.fspath(path)])
+        chunk = rows.fetchmany(_CHUNK_ROWS)
+        while True:
+            columns = zip(*chunk, strict=True) if chunk else [()] * len(names)
+            yield [_typed_column(values, kinds[name]) for values, name in zip(columns, names, strict=True)]
+            if not (chunk := rows.fetchmany(_CHUNK_ROWS)):
+                return
 
 
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")

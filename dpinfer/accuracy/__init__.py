@@ -7,6 +7,7 @@ from dpinfer.accuracy.branching import (
     recommend,
     variance_by_branching,
 )
+from dpinfer.accuracy.count_of_counts import OmniscientError, omniscient_count_of_counts_error
 from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
 from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
@@ -17,12 +18,14 @@ __all__ = [
     "ExpectedError",
     "Explanation",
     "Noise",
+    "OmniscientError",
     "Recommendation",
     "SortedCountsError",
     "best_branching",
     "estimated_range_variance",
     "expected_error",
     "explain",
+    "omniscient_count_of_counts_error",
     "range_variance",
     "range_variance_by_size",
     "recommend",

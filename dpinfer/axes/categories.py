@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 
 from dpinfer.axes.base import Axis
-from dpinfer.axes.column import NULL_WORDS, as_text, column
+from dpinfer.axes.column import NULL_WORDS, as_text, column, object_column
 from dpinfer.axes.numeric import number
 
 
@@ -84,6 +84,24 @@ class CategoryAxis(Axis):
 
 _NULL = -2
 _MAX_PRINTED = 10**400
+
+
+def key_texts(values: Any) -> np.ndarray:
+    """Each value of a column as the text by which it is told from others, the same for 12, "12" and " 12 "; None for a null."""
+    array, null = column(values)
+    if array.dtype.kind == "O":
+        texts = object_column(_key_text(value) for value in array.tolist())
+    else:
+        distinct, index = np.unique(array, return_inverse=True)
+        texts = object_column(_key_text(value) for value in distinct.tolist())[index.reshape(-1)]
+    texts[null] = None
+    return texts
+
+
+def _key_text(value: Any) -> str | None:
+    spellings = _spellings(value)
+    text = spellings[0].strip() if spellings else ""
+    return None if text.lower() in NULL_WORDS else text
 
 
 def _spellings(value: Any) -> list[str]:

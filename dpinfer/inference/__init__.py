@@ -2,6 +2,7 @@
 
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
+from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
 from dpinfer.inference.degree_sequence import graphical_degree_sequence
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.fewest_nodes import fewest_nodes
@@ -15,9 +16,11 @@ from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
 __all__ = [
     "Answers",
+    "CountOfCountsEstimate",
     "IsotonicFit",
     "LinearEstimate",
     "bootstrap",
+    "consistent_count_of_counts",
     "fewest_nodes",
     "graphical_degree_sequence",
     "isotonic_regression",

@@ -1,7 +1,19 @@
 """The only code that sees cells."""
 
+from dpinfer.mechanisms.count_of_counts import CountOfCounts, ReleasedLevel, count_of_counts, count_of_counts_from_histograms
 from dpinfer.mechanisms.linear import measure, simulate
 from dpinfer.mechanisms.sorted_counts import SortedCounts, sorted_counts
 from dpinfer.mechanisms.sorted_runs import SortedRuns, sorted_runs
 
-__all__ = ["SortedCounts", "SortedRuns", "measure", "simulate", "sorted_counts", "sorted_runs"]
+__all__ = [
+    "CountOfCounts",
+    "ReleasedLevel",
+    "SortedCounts",
+    "SortedRuns",
+    "count_of_counts",
+    "count_of_counts_from_histograms",
+    "measure",
+    "simulate",
+    "sorted_counts",
+    "sorted_runs",
+]

@@ -1,0 +1,262 @@
+"""Releases of count-of-counts histograms: what an entity changes, by enumeration of all tables; the law of the noise; tables."""
+
+from fractions import Fraction
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from scipy import stats
+
+import dpinfer as dp
+from dpinfer.inference import consistent_count_of_counts
+from dpinfer.mechanisms import CountOfCounts, count_of_counts, count_of_counts_from_histograms
+from dpinfer.mechanisms.group_tables import count_groups
+from dpinfer.noise import exact
+
+HIERARCHY = {"region": ["x", "y"], "level_0": ["US", "US"], "level_1": ["CA", "NY"]}
+GROUPS = {"group": ["a", "b", "c"], "region": ["x", "x", "y"]}
+
+
+@pytest.fixture
+def without_noise(monkeypatch):
+    monkeypatch.setattr(exact, "discrete_laplace", lambda scales, rows: np.zeros(rows.size, dtype=np.int64))
+
+
+def answers(release):
+    """What the release would answer without noise, each with its scale: a flat list."""
+    found = []
+    for level in release.levels:
+        for name, array in level.arrays.items():
+            found += [(int(value), level.scales[name]) for value in array.ravel()]
+    return found
+
+
+def loss(first, second):
+    """How much more likely one output can be under one of two tables: the sum of |difference| / scale, exact."""
+    pairs = zip(answers(first), answers(second), strict=True)
+    return sum((Fraction(abs(one - other)) / scale for (one, scale), (other, _) in pairs), Fraction(0))
+
+
+@pytest.mark.parametrize("method", ["H_c", "H_g", "fusion", "naive", "naive x H_c"])
+def test_one_entity_loses_epsilon_by_enumeration(without_noise, method):
+    # All tables of up to three entities in three groups of two regions; sizes are cut off at 2.
+    tables = {groups: None for size in range(4) for groups in product("abc", repeat=size) if sorted(groups) == list(groups)}
+    options = {"epsilon": 0.75, "max_size": 2, "method": method, "keep_sizes": True}
+    for neighbors in ("add_remove", "replace_one"):
+        releases = {
+            groups: count_of_counts({"group": list(groups)}, GROUPS, HIERARCHY, neighbors=neighbors, **options)
+            for groups in tables
+        }
+        largest = Fraction(0)
+        for groups in tables:
+            for new in "abc":
+                for place in range(len(groups)) if neighbors == "replace_one" else [None]:
+                    rest = groups if place is None else groups[:place] + groups[place + 1 :]
+                    other = tuple(sorted((*rest, new)))
+                    if other in releases:
+                        largest = max(largest, loss(releases[groups], releases[other]))
+        # Reached: no noise is wasted.
+        assert largest == Fraction(3, 4)
+        assert all(release.epsilon == Fraction(3, 4) for release in releases.values())
+
+
+def test_private_groups_lose_epsilon_by_enumeration(without_noise):
+    # Up to three groups of sizes 0 to 3 in one region; one entity of a group that there is, or an empty group, more.
+    hierarchy = {"region": ["x"], "level_0": ["US"]}
+
+    def released(sizes):
+        groups = {"group": [f"g{i}" for i in range(len(sizes))], "region": ["x"] * len(sizes)}
+        entities = {"group": [f"g{i}" for i, size in enumerate(sizes) for _ in range(size)]}
+        return count_of_counts(entities, groups, hierarchy, epsilon=2, max_size=2, private_groups=True)
+
+    largest = Fraction(0)
+    for number in range(4):
+        for sizes in product(range(3), repeat=number):
+            before = released(sizes)
+            assert before.num_groups is None
+            for other in [(*sizes, 0), *(tuple(s + (i == j) for j, s in enumerate(sizes)) for i in range(number))]:
+                largest = max(largest, loss(before, released(other)))
+    assert largest == 2
+    # The tails are the number of groups, and of those larger than 0, 1.
+    assert released((0, 2, 3)).levels[0].arrays["tails"].tolist() == [[3, 2, 2]]
+
+
+def noise_law(scale, drawn):
+    """The p-value of a chi-square test against the discrete Laplace law."""
+    p = np.exp(-1 / float(scale))
+    width = max(2, int(2 * float(scale)))
+    edges = np.arange(-width, width + 1)
+    inner = (1 - p) / (1 + p) * p ** np.abs(edges)
+    tail = p ** (width + 1) / (1 + p)
+    observed = [(drawn < -width).sum(), *((drawn == k).sum() for k in edges), (drawn > width).sum()]
+    return stats.chisquare(observed, drawn.size * np.array([tail, *inner, tail])).pvalue
+
+
+@pytest.mark.parametrize("people", [0, 1])
+def test_an_empty_and_a_one_person_hierarchy_are_noisy(people, monkeypatch):
+    rng = np.random.default_rng(people)
+    seeded = partial(exact.discrete_laplace, words=lambda size: rng.integers(0, 2**64, size, dtype=np.uint64))
+    monkeypatch.setattr(exact, "discrete_laplace", seeded)
+    # 1,000 groups without anybody, or with one person in one of them.
+    groups = {"group": np.arange(1000), "region": np.where(np.arange(1000) < 600, "x", "y")}
+    entities = {"entity": np.arange(people), "group": np.full(people, 7)}
+    truth = np.array([[600 - people, *[600] * 1999], [400] * 2000])
+    for method, name, scale in (("H_c", "cumulative", 2), ("fusion", "cumulative", 4), ("naive", "histogram", 4)):
+        release = count_of_counts(entities, groups, HIERARCHY, epsilon=1, max_size=2000, method=method)
+        assert release.levels[1].scales[name] == scale
+        noisy = release.levels[1].arrays[name]
+        exactly = truth if name == "cumulative" else np.diff(truth, axis=1, prepend=0, append=truth[:, -1:])
+        assert noise_law(scale, (noisy - exactly).ravel()) > 1e-3
+    release = count_of_counts(entities, groups, HIERARCHY, epsilon=1, max_size=2000, method="H_g", keep_sizes=True)
+    exactly = np.array([0] * (600 - people) + [1] * people + [0] * 400)
+    assert noise_law(2, release.levels[1].arrays["sizes"] - exactly) > 1e-3
+    private = count_of_counts(entities, groups, HIERARCHY, epsilon=1, max_size=2000, private_groups=True)
+    tails = np.concatenate([truth[:, -1:], truth[:, -1:] - truth], axis=1)
+    assert noise_law(2, (private.levels[1].arrays["tails"] - tails).ravel()) > 1e-3
+
+
+def test_whichever_table_gives_the_same_counts(tmp_path):
+    entities = {"entity": [1, 2, 3, 4, 2, 6, 7, None, 9], "group": ["a", "b", "b", "c", "a", "zz", None, "a", " b "]}
+    expected = [1, 3, 1]
+    pd.DataFrame(entities).to_csv(tmp_path / "entities.csv", index=False)
+    pd.DataFrame(GROUPS).to_parquet(tmp_path / "groups.parquet")
+    tables = [entities, pd.DataFrame(entities), pl.DataFrame(entities), pl.DataFrame(entities).lazy(), tmp_path / "entities.csv"]
+    for table in tables:
+        for groups in (GROUPS, pl.DataFrame(GROUPS), tmp_path / "groups.parquet"):
+            found = count_groups(table, groups, HIERARCHY, private_groups=False)
+            # The second row of entity 2, those of no listed group and the one without a name do not count.
+            assert found.sizes.tolist() == expected
+            assert found.leaves.tolist() == [0, 0, 1]
+    without_names = {"group": entities["group"]}
+    assert count_groups(without_names, GROUPS, HIERARCHY, private_groups=False).sizes.tolist() == [3, 3, 1]
+    # Numbers are told apart by what they are worth, however they are spelled.
+    numbered = {"group": [1, 2], "region": ["x", "y"]}
+    for column in ([1, 2, 2], ["1", "2", " 2 "], [1.0, 2.0, 2.0], np.array([1, 2, 2], dtype=np.uint8)):
+        assert count_groups({"group": column}, numbered, HIERARCHY, private_groups=False).sizes.tolist() == [1, 2]
+
+
+def test_public_tables_are_checked_and_private_ones_are_not():
+    entities = {"group": ["a"]}
+    for change, message in (
+        ({"region": ["x", "x", "z"]}, "'c' in region 'z', which hierarchy does not have"),
+        ({"group": ["a", "b", "a"]}, "'a' in two regions"),
+        ({"group": ["a", None, "c"]}, "no group in row 2"),
+        ({"region": ["x", None, "y"]}, "no region in row 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            count_of_counts(entities, GROUPS | change, HIERARCHY, epsilon=1, max_size=3)
+        # The same are passed over without a word if the table is private.
+        count_of_counts(entities, GROUPS | change, HIERARCHY, epsilon=1, max_size=3, private_groups=True)
+    # Twice the same says nothing new.
+    twice = {"group": ["a", "a"], "region": ["x", "x"]}
+    assert count_groups(entities, twice, HIERARCHY, private_groups=False).sizes.tolist() == [1]
+    for groups, people in ((GROUPS, {"entity": [1]}), ({"group": ["a"]}, entities)):
+        with pytest.raises(ValueError, match="must have the column"):
+            count_of_counts(people, groups, HIERARCHY, epsilon=1, max_size=3)
+
+
+def test_nothing_of_the_entities_raises():
+    odd = {"entity": [object(), {}, b"\xff", float("nan"), 2**80], "group": ["a", [1], b"b", float("inf"), 2**80]}
+    release = count_of_counts(odd, GROUPS, HIERARCHY, epsilon=1, max_size=3)
+    assert release.levels[0].arrays["cumulative"].shape == (1, 3)
+    count_of_counts({"group": np.zeros(0)}, GROUPS, HIERARCHY, epsilon=1, max_size=3)
+    nobody = {"group": [], "region": []}
+    release = count_of_counts({"group": ["a"]}, nobody, HIERARCHY, epsilon=1, max_size=3)
+    assert np.array_equal(np.asarray(release.num_groups), [0, 0])
+    cells = np.array([[-3, 2**62, 2**62], [0, 0, 5]])
+    count_of_counts_from_histograms(cells, dp.RegionTree([("x",), ("y",)]), epsilon=1)
+
+
+def test_an_estimated_largest_size(monkeypatch):
+    entities = {"group": ["a"] * 7 + ["c"] * 2}
+    asked = []
+
+    def drawn(scales, rows):
+        asked.append((scales[0], rows.size))
+        return np.full(rows.size, -5 if len(asked) == 1 else 0)
+
+    monkeypatch.setattr(exact, "discrete_laplace", drawn)
+    ledger = dp.Ledger(epsilon=3)
+    release = count_of_counts(
+        entities, GROUPS, HIERARCHY, epsilon=2, max_size=1000, max_size_epsilon=Fraction(1, 2), ledger=ledger
+    )
+    # 7 - 5 + ceil(5 sqrt(2) 2): the noise of scale 2 comes first.
+    assert release.max_size == 7 - 5 + 15
+    assert asked == [(2, 1), (1, 2 * 17), (1, 17)]
+    assert release.epsilon == ledger.spent == Fraction(5, 2)
+    assert release.max_size_epsilon == Fraction(1, 2)
+    for cap, expected in ((9, 9), (1, 1)):
+        asked.clear()
+        assert count_of_counts(entities, GROUPS, HIERARCHY, epsilon=2, max_size=cap, max_size_epsilon=1).max_size == expected
+    # P(it is too small), with the scale 1 / epsilon: footnote 6 has 1 - exp(-5 sqrt(2)) / 2.
+    for epsilon in (1e-4, 1.0):
+        offset = np.ceil(5 * np.sqrt(2) / epsilon)
+        assert 1 - np.exp(-epsilon * (offset + 1)) / (1 + np.exp(-epsilon)) >= 0.99957
+
+
+def test_budgets_levels_and_files(tmp_path):
+    hierarchy = {"region": ["x", "y", "z"], "level_0": ["US"] * 3, "level_1": ["B", "A", "A"], "level_2": ["b", "a", "c"]}
+    groups = {"group": list("pqrs"), "region": ["x", "y", "y", "z"]}
+    entities = {"entity": range(6), "group": list("ppqqqs")}
+    release = count_of_counts(
+        entities, groups, hierarchy, level_epsilons=[0, 0.1, 0.2], max_size=4, method="H_g x fusion x H_c", keep_sizes=True
+    )
+    assert release.epsilon == Fraction(3, 10)
+    assert [level.method for level in release.levels] == ["H_g", "fusion", "H_c"]
+    assert release.levels[0].arrays == {}
+    assert release.levels[1].scales == {"cumulative": 20, "sizes": 20}
+    assert release.levels[2].arrays["cumulative"].shape == (3, 4)
+    assert np.array_equal(np.asarray(release.num_groups), [2, 1, 1])
+    release.save(tmp_path / "release.npz")
+    again = CountOfCounts.load(tmp_path / "release.npz")
+    assert (again.regions, again.epsilon, again.max_size, again.neighbors) == (release.regions, release.epsilon, 4, "add_remove")
+    assert [level.scales for level in again.levels] == [level.scales for level in release.levels]
+    for level in range(3):
+        assert (consistent_count_of_counts(again).level(level) == consistent_count_of_counts(release).level(level)).all()
+    private = count_of_counts(entities, groups, hierarchy, epsilon=1, max_size=4, max_size_epsilon=1, private_groups=True)
+    private.save(tmp_path / "release.npz")
+    again = CountOfCounts.load(tmp_path / "release.npz")
+    assert again.num_groups is None
+    assert again.max_size_epsilon == 1
+    with pytest.raises(ValueError, match="is no dpinfer release of sorted counts"):
+        dp.mechanisms.SortedCounts.load(tmp_path / "release.npz")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Exactly one of epsilon= and level_epsilons="),
+        ({"epsilon": 1, "level_epsilons": [1, 1]}, "Exactly one of epsilon= and level_epsilons="),
+        ({"level_epsilons": [1, 0]}, "lowest level a budget"),
+        ({"level_epsilons": [1, 1, 1]}, "one entry for each of the 2 levels"),
+        ({"epsilon": 1, "method": ["H_c"] * 3}, "one entry for each of the 2 levels"),
+        ({"epsilon": 1, "method": "H_d"}, "method must be one of"),
+        ({"epsilon": 1, "method": "H_c x H_g", "private_groups": True}, "method must be 'H_c' if groups are private"),
+        ({"epsilon": 1, "max_size": 0}, "max_size must be at least 1"),
+        ({"epsilon": 1, "max_size_epsilon": 0}, "max_size_epsilon must be positive"),
+        ({"epsilon": 1, "neighbors": "swap"}, "neighbors must be one of"),
+    ],
+)
+def test_what_is_refused(options, message):
+    ledger = dp.Ledger(epsilon=10)
+    with pytest.raises(ValueError, match=message):
+        count_of_counts({"group": ["a"]}, GROUPS, HIERARCHY, ledger=ledger, **({"max_size": 3} | options))
+    assert ledger.spent == 0
+
+
+def test_histograms_are_checked():
+    regions = dp.RegionTree([("x",), ("y",)])
+    for cells, message in (
+        (np.zeros((3, 2), int), "2 lowest regions"),
+        (np.zeros((2, 2)), "must be integers"),
+        (np.zeros((2, 0), int), "at least one size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            count_of_counts_from_histograms(cells, regions, epsilon=1)
+    # Larger sizes than max_size count as that.
+    cells = np.array([[0, 1, 2, 3], [0, 0, 0, 4]])
+    release = count_of_counts_from_histograms(cells, regions, epsilon=1000, max_size=2)
+    assert consistent_count_of_counts(release).level(0).tolist() == [[0, 1, 5], [0, 0, 4]]
