@@ -69,5 +69,5 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Says that a record is damaged where its header lacks something or holds something else than it should."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError) as error:
         raise ValueError(f"{os.fspath(path)} is a damaged {kind}: {error!r} is wrong in its header.") from error

@@ -134,9 +134,9 @@ def synthetic_groups(
     """
     _checks.choice("shape", shape, GROUP_SHAPES)
     most = _checks.integer("max_size", max_size, least=1)
-    parts = {"states": states, "counties": counties, "num_groups": num_groups}
-    for name, value in parts.items():
-        _checks.integer(name, value, least=1)
+    states = _checks.integer("states", states, least=1)
+    counties = _checks.integer("counties", counties, least=1)
+    num_groups = _checks.integer("num_groups", num_groups, least=1)
     rng = np.random.default_rng(seed)
     size = np.arange(most + 1)
     if shape == "households":

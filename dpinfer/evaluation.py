@@ -285,6 +285,8 @@ def earth_movers_distance(histogram: Any, truth: Any) -> Any:
     for name, array in (("histogram", first), ("truth", second)):
         if not array.ndim or array.dtype.kind not in "iuf":
             raise ValueError(f"{name} must be numbers of groups by size, got dtype {array.dtype}, shape {list(array.shape)}.")
+        if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must fit 64-bit signed integers, got {array.max()}.")
     kind = np.float64 if "f" in first.dtype.kind + second.dtype.kind else np.int64
     size = max(first.shape[-1], second.shape[-1])
     first, second = (

@@ -46,4 +46,6 @@ def _integers(name: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or not array.ndim:
         raise ValueError(f"{name} must be a vector of integers, or rows of them, got dtype {array.dtype}, shape {array.shape}.")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit 64-bit signed integers, got {array.max()}.")
     return array.astype(np.int64)

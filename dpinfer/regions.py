@@ -1,6 +1,6 @@
 """Regions within regions: the public hierarchy over which groups are counted."""
 
-from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, final
 
 import numpy as np
@@ -21,9 +21,11 @@ class RegionTree:
         parents: for each level int64 [nodes], the index of each node's parent on the level above; of the top all 0.
     """
 
-    def __init__(self, leaf_paths: Sequence[Sequence[Label]]):
+    def __init__(self, leaf_paths: Any):
         """The tree with these lowest nodes, each given by its labels from the top down, all of them different."""
-        paths = [tuple(path) for path in leaf_paths]
+        if isinstance(leaf_paths, str) or any(isinstance(path, str) or not hasattr(path, "__iter__") for path in leaf_paths):
+            raise ValueError("leaf_paths must hold paths, a tuple of labels each, from the top down.")
+        paths = [tuple(_label(label) for label in path) for path in leaf_paths]
         if not paths or len({len(path) for path in paths}) > 1 or not paths[0]:
             raise ValueError("leaf_paths must hold at least one path, all with a label for each level.")
         if len(set(paths)) < len(paths):
@@ -100,6 +102,14 @@ class RegionTree:
 
     def __repr__(self) -> str:
         return f"RegionTree({' x '.join(str(len(level)) for level in self._paths)} nodes)"
+
+
+def _label(value: Any) -> Label:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ValueError(f"leaf_paths must have texts or integers as labels, got {value!r}.")
 
 
 def _order(label: Label) -> tuple[bool, Label]:

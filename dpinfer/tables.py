@@ -60,7 +60,7 @@ def column_names(table: Any) -> list[str]:
 
     frame = nw.from_native(table, pass_through=True)
     if isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
-        return frame.collect_schema().names()
+        return [str(name) for name in frame.collect_schema().names()]
     raise ValueError(_NO_TABLE.format(type(table).__name__))
 
 
@@ -252,7 +252,7 @@ _INSTANTS = {
     "TIMESTAMP_NS": "epoch_ns({0}) // 1000 - (epoch_ns({0}) % 1000 < 0)::INTEGER",  # rounded down also before 1970
     "DATE": "{0} - DATE '1970-01-01'",
 }
-_OBJECTS = ("VARCHAR", "BLOB", "ENUM", "DECIMAL", "HUGEINT", "UHUGEINT", "NULL")
+_OBJECTS = ("VARCHAR", "BLOB", "ENUM", "DECIMAL", "HUGEINT", "UHUGEINT", "UUID", "NULL")
 
 
 def _projection(name: str, kind: str) -> str:

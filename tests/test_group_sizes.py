@@ -49,6 +49,9 @@ def test_what_is_refused():
         earth_movers_distance([1, 2], [1, 1])
     with pytest.raises(ValueError, match="truth must be numbers"):
         earth_movers_distance([1, 2], "ab")
+    for function in (to_cumulative, from_cumulative, lambda x: earth_movers_distance(x, x)):
+        with pytest.raises(ValueError, match="64-bit signed"):
+            function(np.array([2**63], dtype=np.uint64))
     with pytest.raises(ValueError, match="sizes must not be negative"):
         from_sizes([1, -1])
     with pytest.raises(ValueError, match="histogram must not be negative"):

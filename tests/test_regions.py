@@ -1,5 +1,6 @@
 """The hierarchy of regions: order, names that occur twice, what is wrong with a table."""
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -26,6 +27,7 @@ def test_labels_are_in_order():
     assert [tree.size(level) for level in range(3)] == [1, 3, 4]
     assert leaf_of == {"r1": 3, "r2": 1, "r3": 0, "r4": 2}
     assert RegionTree(tree.paths(2)) == tree
+    assert RegionTree(np.array([[1], [2]])).labels(0) == [1, 2]
     assert hash(RegionTree(tree.paths(2))) == hash(tree)
     assert RegionTree([("x",)]) != tree
     assert repr(tree) == "RegionTree(1 x 3 x 4 nodes)"
@@ -69,7 +71,7 @@ def test_what_is_wrong_with_a_table(change, message):
 
 
 def test_what_is_wrong_with_paths_and_levels():
-    for paths in ([], [("a",), ("a", "b")], [("a",), ("a",)]):
+    for paths in ([], [("a",), ("a", "b")], [("a",), ("a",)], ["CA", "NY"], "CA", [1, 2], [("a", None)], [("a", 0.5)]):
         with pytest.raises(ValueError, match="leaf_paths"):
             RegionTree(paths)
     with pytest.raises(ValueError, match="level must be from 0"):

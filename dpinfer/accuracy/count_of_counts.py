@@ -35,8 +35,8 @@ def omniscient_count_of_counts_error(sizes: Sequence[int] | np.ndarray, *, epsil
     the sensitivity, where the expected absolute value is meant; and compares it with an earth mover's distance.
     """
     occurring = _checks.index_array("sizes", np.asarray(sizes))
-    if (np.diff(occurring) <= 0).any():
-        raise ValueError("sizes must increase, each there once.")
-    budget = float(_checks.budget("epsilon", epsilon))
+    if (np.diff(occurring, prepend=-1) <= 0).any():
+        raise ValueError("sizes must increase, each there once and none negative.")
+    budget = min(float(_checks.budget("epsilon", epsilon)), 700.0)  # beyond which nothing is off
     reach = float(occurring[-1] - occurring[0]) if occurring.size else 0.0
     return OmniscientError(occurring.size / float(np.sinh(budget / 2)), reach / float(np.sinh(budget)))

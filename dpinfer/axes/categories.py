@@ -1,6 +1,7 @@
 """Axes of labels."""
 
 import datetime
+import uuid
 from numbers import Integral
 from typing import Any, final
 
@@ -87,8 +88,13 @@ _MAX_PRINTED = 10**400
 
 
 def key_texts(values: Any) -> np.ndarray:
-    """Each value of a column as the text by which it is told from others, the same for 12, "12" and " 12 "; None for a null."""
+    """Each value of a column as the text by which it is told from others; None for a null.
+
+    The same for 12, 12.0, "12", "12.0" and " 12 ", and for True, "True" and "true". "NA" is a name like any other.
+    """
     array, null = column(values)
+    if array.dtype.kind not in "biufOSU":
+        raise ValueError(f"Names are text, numbers or booleans, got a column of dtype {array.dtype}.")
     if array.dtype.kind == "O":
         texts = object_column(_key_text(value) for value in array.tolist())
     else:
@@ -101,23 +107,31 @@ def key_texts(values: Any) -> np.ndarray:
 def _key_text(value: Any) -> str | None:
     spellings = _spellings(value)
     text = spellings[0].strip() if spellings else ""
-    return None if text.lower() in NULL_WORDS else text
+    whole, point, rest = text.partition(".")
+    if point and not rest.strip("0") and whole.removeprefix("-").isdecimal():
+        return whole
+    return text.lower().title() if text.lower() in ("true", "false") else text or None
 
 
 def _spellings(value: Any) -> list[str]:
     """The texts that a value may be listed as; none if it is null or nothing that has a text."""
-    value = as_text(value)
+    try:
+        return _texts_of(as_text(value))
+    except Exception:  # a value's own methods may raise anything; whatever it says must not be seen
+        return []
+
+
+def _texts_of(value: Any) -> list[str]:
     if isinstance(value, str):
         text = value.strip()
         # Writers do not agree on how true is spelled.
         return [value, *([text.title(), text.lower()] if text.lower() in ("true", "false") else []), text]
     if isinstance(value, (bool, np.bool_)):
         return [str(bool(value)), str(bool(value)).lower()]
+    if isinstance(value, uuid.UUID):
+        return [str(value)]
     if isinstance(value, (datetime.date, datetime.time)):
-        try:
-            return [value.isoformat()]
-        except (TypeError, ValueError, AttributeError):  # pandas.NaT is a date, and then it is not
-            return []
+        return [value.isoformat()]  # but for pandas.NaT, which is a date, and then it is not
     found = number(value)
     if found is None:
         return []

@@ -33,10 +33,11 @@ class CountOfCountsEstimate:
         return self.regions.labels(level)
 
     def runs(self, level: int) -> SizeRuns:
-        """The histograms of a level in runs: the node, the size and the number of groups of each; the variances are those that
-        the estimate went by.
+        """The histograms of a level in runs: the node, the size and the number of groups of each, and the variance of the size
+        that the estimate went by; 0 on a level that was summed up.
         """
-        found = self._runs[range(self.regions.num_levels)[level]]
+        self.regions.size(level)  # that there is such a level
+        found = self._runs[level]
         if found is None:
             raise ValueError(f"level {level} was not measured, so that it has no estimate of its own.")
         return found

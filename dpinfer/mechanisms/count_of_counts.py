@@ -36,7 +36,8 @@ from dpinfer import _checks
 from dpinfer._files import read_record, reading, write_record
 from dpinfer.mechanisms.fitted_runs import fitted_runs
 from dpinfer.mechanisms.group_tables import count_groups
-from dpinfer.mechanisms.linear import saturating_sum
+from dpinfer.mechanisms.linear import host_integers, saturating_sum
+from dpinfer.mechanisms.sorted_runs import MOST_GROUPS
 from dpinfer.noise import exact
 from dpinfer.privacy import Ledger
 from dpinfer.regions import RegionTree
@@ -44,8 +45,8 @@ from dpinfer.regions import RegionTree
 _FORMAT = "dpinfer release of count-of-counts histograms"
 _VERSION = 1
 METHODS = ("H_c", "H_g", "fusion", "naive")
-# Groups of a size in a lowest region: sums over sizes and regions stay far from the end of 64 bit.
-_MOST = 2**31 - 1
+# Larger sizes have places of their own in no array.
+_LARGEST_SIZE = 2**31
 # How much one entity changes each query.
 _CHANGES = {"cumulative": 1, "tails": 1, "sizes": 1, "runs": 1, "histogram": 2}
 
@@ -134,9 +135,11 @@ class CountOfCounts:
                 )
                 for number, level in enumerate(header["levels"])
             )
-            size_epsilon = header["max_size_epsilon"]
+            size_epsilon, regions = header["max_size_epsilon"], RegionTree(header["regions"])
+            if len(levels) != regions.num_levels:
+                raise KeyError("levels")
             return CountOfCounts(
-                RegionTree(header["regions"]),
+                regions,
                 levels,
                 int(header["max_size"]),
                 arrays.get("num_groups"),
@@ -164,8 +167,8 @@ def count_of_counts(
     """A private release of how many groups have each size in every region, with exact integer noise from the operating system.
 
     Args:
-        entities: private; a table with the columns entity and group, one row an entity. Without the column entity each row is
-            one; of several rows with the same entity the first counts. Any table that :func:`dpinfer.count` reads.
+        entities: private; a table with the columns entity and group, one row an entity; of several rows with the same entity
+            the first counts. Any table that :func:`dpinfer.count` reads.
         groups: public; a table with the columns group and region, of all groups, those without entities too.
         hierarchy: public; a table with the columns region and level_0 (the top), level_1, ..., the labels of each region.
         epsilon: the budget, of which each level gets the same part; or
@@ -222,26 +225,39 @@ def count_of_counts_from_histograms(
 
     Args:
         cells: private; int [leaves, sizes], how many groups of size 0, 1, ... each lowest region has, in the order of
-            ``regions``. Negative numbers, which are none, count as 0, larger ones than 2^31 - 1 as that. The sum of a row is
-            public, unless ``private_groups``.
+            ``regions``. Negative numbers, which are none, count as 0. The sum of a row is public, and less than 2^31, unless
+            ``private_groups``.
         regions: the public hierarchy.
         max_size: left out: the largest size that ``cells`` has room for.
     """
-    array = np.asarray(cells)
-    if array.dtype.kind not in "iu" or array.ndim != 2 or array.shape[0] != regions.size(regions.num_levels - 1):
-        raise ValueError(
-            f"cells must be integers [{regions.size(regions.num_levels - 1)} lowest regions, sizes], "
-            f"got dtype {array.dtype}, {array.ndim} axes."
-        )
-    if not array.shape[1]:
-        raise ValueError("cells must have at least one size.")
+    if not isinstance(regions, RegionTree):
+        raise ValueError(f"regions must be a RegionTree, got {type(regions).__name__}.")
+    array = _histograms(cells, regions.size(regions.num_levels - 1))
     most = array.shape[1] - 1 if max_size is None else max_size
     is_private = bool(private_groups)
     plan = _plan(epsilon, level_epsilons, most, max_size_epsilon, method, keep_sizes, is_private, neighbors)
     _check_levels(plan, regions, ledger)
-    leaves, sizes = np.nonzero(array > 0)
-    counts = np.minimum(array[leaves, sizes], _MOST).astype(np.int64)
+    if not is_private and (array.sum(axis=1, dtype=float) >= MOST_GROUPS).any():
+        raise ValueError("cells must have less than 2**31 groups in each lowest region.")
+    leaves, sizes = np.nonzero(array)
+    # Larger entries only matter if the number of groups is private: then sums are cut off there, too.
+    counts = np.minimum(array[leaves, sizes], MOST_GROUPS)
     return _released(plan, regions, leaves, sizes, counts, is_private, ledger)
+
+
+def _histograms(cells: Any, num_leaves: int) -> np.ndarray:
+    """Private histograms as int64, none negative, checked by dtype and shape alone."""
+    if isinstance(cells, (list, tuple)) and cells and all(isinstance(row, (list, tuple)) for row in cells):
+        if len({len(row) for row in cells}) > 1:
+            raise ValueError("cells must have rows of one length.")
+        cells = np.stack([host_integers(row) for row in cells])
+    array = np.asarray(cells)
+    if array.dtype.kind not in "iu" or array.ndim != 2 or array.shape[0] != num_leaves or array.shape[1] < 2:
+        # What there is instead may be private.
+        raise ValueError(f"cells must be integers [{num_leaves} lowest regions, at least 2 sizes], got dtype {array.dtype}.")
+    if array.dtype.kind == "u":
+        array = np.minimum(array.astype(np.uint64), np.uint64(np.iinfo(np.int64).max))
+    return np.maximum(array.astype(np.int64), 0)
 
 
 class _Plan(NamedTuple):
@@ -284,6 +300,8 @@ def _plan(
         if private and part != "H_c":
             raise ValueError(f"method must be 'H_c' if groups are private, got {part!r}.")
     most = _checks.integer("max_size", max_size, least=1)
+    if most >= _LARGEST_SIZE:
+        raise ValueError(f"max_size must be less than 2**31, got {most}.")
     size_epsilon = None if max_size_epsilon is None else _checks.budget("max_size_epsilon", max_size_epsilon)
     return _Plan(methods, epsilons, most, size_epsilon, bool(keep), _checks.relation(neighbors))
 
@@ -314,11 +332,13 @@ def _released(
     epsilons = plan.epsilons if isinstance(plan.epsilons, tuple) else (plan.epsilons / num_levels,) * num_levels
     methods = plan.methods if isinstance(plan.methods, tuple) else (plan.methods,) * num_levels
     spend = sum(epsilons, Fraction(0)) + (plan.max_size_epsilon or 0)
+    scales = [_scales(method, part, plan, is_private) for method, part in zip(methods, epsilons, strict=True)]
+    size_scale = plan.max_size_epsilon and exact.check_scale("max_size_epsilon", 1 / plan.max_size_epsilon)
     if ledger is not None:
         ledger.charge(spend, unit="epsilon", neighbors=plan.neighbors)
     max_size = plan.max_size
-    if plan.max_size_epsilon is not None:
-        max_size = _largest(int(sizes.max(initial=0)), plan.max_size_epsilon, max_size)
+    if size_scale is not None:
+        max_size = _largest(int(sizes.max(initial=0)), size_scale, max_size)
     sizes = np.minimum(sizes, max_size)
     num_groups = np.zeros(regions.size(num_levels - 1), dtype=np.int64)
     np.add.at(num_groups, leaves, counts)
@@ -331,7 +351,8 @@ def _released(
         np.add.at(merged, place.reshape(-1), counts)
         nodes, sizes = np.divmod(key, max_size + 1)
         runs = _Runs(regions.size(level), max_size, nodes, sizes, merged)
-        levels.append(_level(runs, methods[level], epsilons[level], plan, is_private))
+        arrays = {name: array for query, scale in scales[level].items() for name, array in _noisy(runs, query, scale).items()}
+        levels.append(ReleasedLevel(methods[level], epsilons[level], scales[level], arrays))
         nodes, counts = regions.parents[level][nodes], merged
     return CountOfCounts(
         regions,
@@ -344,9 +365,24 @@ def _released(
     )
 
 
-def _largest(true: int, epsilon: Fraction, cap: int) -> int:
-    noise = int(exact.discrete_laplace([1 / epsilon], np.zeros(1, dtype=np.int64))[0])
-    return min(max(true + noise + math.ceil(5 * math.sqrt(2) / epsilon), 1), cap)
+def _scales(method: str, epsilon: Fraction, plan: _Plan, is_private: bool) -> dict[str, Fraction]:
+    """The scale of the noise of each query of a level; ``epsilon`` for each node, which share no group."""
+    queries = {
+        "H_c": ["tails" if is_private else "cumulative"],
+        "H_g": ["sizes" if plan.keep_sizes else "runs"],
+        "fusion": ["cumulative", "sizes" if plan.keep_sizes else "runs"],
+        "naive": ["histogram"],
+    }[method]
+    doubled = 2 if plan.neighbors == "replace_one" else 1
+    own = "epsilon" if isinstance(plan.epsilons, Fraction) else "level_epsilons"
+    return {
+        name: exact.check_scale(own, Fraction(_CHANGES[name] * doubled * len(queries)) / epsilon) for name in queries if epsilon
+    }
+
+
+def _largest(true: int, scale: Fraction, cap: int) -> int:
+    noise = int(exact.discrete_laplace([scale], np.zeros(1, dtype=np.int64))[0])
+    return min(max(true + noise + math.ceil(5 * math.sqrt(2) * scale), 1), cap)
 
 
 class _Runs(NamedTuple):
@@ -364,24 +400,6 @@ class _Runs(NamedTuple):
         return found
 
 
-def _level(runs: _Runs, method: str, epsilon: Fraction, plan: _Plan, is_private: bool) -> ReleasedLevel:
-    """The noisy answers of one level; ``epsilon`` for each node, which share no group."""
-    names = {
-        "H_c": ["tails" if is_private else "cumulative"],
-        "H_g": ["sizes" if plan.keep_sizes else "runs"],
-        "fusion": ["cumulative", "sizes" if plan.keep_sizes else "runs"],
-        "naive": ["histogram"],
-    }[method]
-    scales: dict[str, Fraction] = {}
-    arrays: dict[str, np.ndarray] = {}
-    if epsilon:
-        for name in names:
-            change = _CHANGES[name] * (2 if plan.neighbors == "replace_one" else 1)
-            scales[name] = Fraction(change) / (epsilon / len(names))
-            arrays |= _noisy(runs, name, scales[name])
-    return ReleasedLevel(method, epsilon, scales, arrays)
-
-
 def _noisy(runs: _Runs, name: str, scale: Fraction) -> dict[str, np.ndarray]:
     if name == "runs":
         values, lengths, nodes = fitted_runs(runs.sizes, runs.counts, runs.nodes, scale)
@@ -393,6 +411,9 @@ def _noisy(runs: _Runs, name: str, scale: Fraction) -> dict[str, np.ndarray]:
     else:
         answers = np.cumsum(runs.histogram(), axis=1)
         total = answers[:, -1:]
-        answers = answers[:, :-1] if name == "cumulative" else np.concatenate([total, total - answers[:, :-1]], axis=1)
+        if name == "cumulative":
+            answers = answers[:, :-1]
+        else:  # the least of a sum and a constant changes by no more than the sum
+            answers = np.minimum(np.concatenate([total, total - answers[:, :-1]], axis=1), MOST_GROUPS)
     drawn = exact.discrete_laplace([scale], np.zeros(answers.size, dtype=np.int64)).reshape(answers.shape)
     return {name: saturating_sum(answers, drawn)}

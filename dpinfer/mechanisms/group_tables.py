@@ -30,7 +30,7 @@ def count_groups(entities: Any, groups: Any, hierarchy: Any, *, private_groups: 
     """The size and the region of every group; groups without entities have size 0.
 
     Args:
-        entities: private; rows with the column group, and entity, unless each row is one.
+        entities: private; rows with the columns entity and group.
         groups: rows with the columns group and region; public, or with ``private_groups`` private: then of several rows with the
             same group the first counts, and one without a group, or in no region of the hierarchy, not at all.
         hierarchy: public; see :meth:`RegionTree.from_table`.
@@ -60,25 +60,24 @@ def _check_public(row: int, name: Any, region: Any, leaf: int | None, leaf_befor
 
 
 def _keys(table: Any, names: tuple[str, ...], argument: str) -> list[np.ndarray]:
-    present = tables.column_names(table)
-    if any(name not in present for name in names):
-        raise ValueError(f"{argument} must have the columns {' and '.join(names)}, got {', '.join(present)}.")
+    _check_columns(table, names, argument)
     parts = [[key_texts(column) for column in chunk] for chunk in tables.chunks(table, names)]
     return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
+def _check_columns(table: Any, names: tuple[str, ...], argument: str) -> None:
+    # What columns there are instead is not shown: without a header, the first line of a file is a record.
+    if any(name not in tables.column_names(table) for name in names):
+        raise ValueError(f"{argument} must have the columns {' and '.join(names)}.")
+
+
 def _sizes(entities: Any, places: dict[str, int]) -> np.ndarray:
-    present = tables.column_names(entities)
-    if "group" not in present:
-        raise ValueError(f"entities must have the column group, and entity, got {', '.join(present)}.")
-    has_names = "entity" in present
+    _check_columns(entities, ("entity", "group"), "entities")
     sizes = np.zeros(len(places), dtype=np.int64)
     seen: set[str] = set()
-    for columns in tables.chunks(entities, ("group", "entity") if has_names else ("group",)):
-        texts = key_texts(columns[0])
-        found = np.array([places.get(text, -1) for text in texts.tolist()], dtype=np.int64)
-        if has_names:
-            found = np.where(_are_new(key_texts(columns[1]), seen), found, -1)
+    for names, groups in tables.chunks(entities, ("entity", "group")):
+        found = np.array([places.get(text, -1) for text in key_texts(groups).tolist()], dtype=np.int64)
+        found = found[_are_new(key_texts(names), seen)]
         sizes += np.bincount(found[found >= 0], minlength=sizes.size)
     return sizes
 

@@ -132,16 +132,17 @@ def sorted_counts(
         private = np.zeros(0, dtype=np.int64)
     else:
         private = host_integers(cells)
+    scale = exact.check_scale("epsilon", Fraction(change) / whole)
+    size_scale = None if size_budget is None else exact.check_scale("size_epsilon", Fraction(change) / size_budget)
     spend = whole if size_budget is None else whole + size_budget
     if ledger is not None:
         ledger.charge(spend, unit="epsilon", neighbors=neighbors)
 
     size = private.size
-    if size_budget is not None:
-        noise = int(exact.discrete_laplace([Fraction(change) / size_budget], np.zeros(1, dtype=np.int64))[0])
+    if size_scale is not None:
+        noise = int(exact.discrete_laplace([size_scale], np.zeros(1, dtype=np.int64))[0])
         size = max(1, size + noise)
         largest = np.sort(np.maximum(private, 0))[::-1][:size]
         private = np.concatenate([largest, np.zeros(size - largest.size, dtype=np.int64)])
-    scale = Fraction(change) / whole
     drawn = exact.discrete_laplace([scale], np.zeros(size, dtype=np.int64))
     return SortedCounts(saturating_sum(np.sort(private), drawn), scale, spend, size_budget, unit, neighbors)

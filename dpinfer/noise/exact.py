@@ -39,6 +39,13 @@ def operating_system_words(size: int) -> UInt64[np.ndarray, " size"]:
     return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
 
+def check_scale(name: str, scale: Fraction) -> Fraction:
+    """``scale`` if it can be drawn; what made it so large is called ``name``. To be asked before a budget is charged."""
+    if scale > MAX_SCALE:
+        raise ValueError(f"{name} is too small: it would take noise of scale {float(scale):g}, more than 2**40.")
+    return scale
+
+
 def discrete_laplace(
     scales: Sequence[Fraction], rows: Int64[np.ndarray, " m"], *, words: Words = operating_system_words, bits: int = 63
 ) -> Int64[np.ndarray, " m"]:

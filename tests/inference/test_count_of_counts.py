@@ -293,8 +293,11 @@ def test_what_is_refused():
     for name in ("method", "merging", "variances", "norm", "size_norm"):
         with pytest.raises(ValueError, match=f"{name} must be one of"):
             consistent_count_of_counts(release, **{name: "none"})
-    with pytest.raises(ValueError, match="level must be from 0"):
-        consistent_count_of_counts(release).labels(7)
+    estimated = consistent_count_of_counts(release)
+    for method in (estimated.labels, estimated.level, estimated.runs):
+        for level in (-1, 3):
+            with pytest.raises(ValueError, match="level must be from 0"):
+                method(level)
 
 
 def test_accuracy_of_knowing_the_sizes():
@@ -304,5 +307,7 @@ def test_accuracy_of_knowing_the_sizes():
     assert error.earth_movers_distance == pytest.approx(99 / np.sinh(0.5))
     small = dp.accuracy.omniscient_count_of_counts_error(range(23_520), epsilon=0.001)
     assert small.histogram == pytest.approx(23_520 * 2 / 0.001, rel=1e-6)  # the print has sqrt(2) in place of 2
-    with pytest.raises(ValueError, match="sizes must increase"):
-        dp.accuracy.omniscient_count_of_counts_error([2, 1], epsilon=1)
+    assert dp.accuracy.omniscient_count_of_counts_error([1, 2], epsilon=10**6).histogram == pytest.approx(0)
+    for sizes in ([2, 1], [-1, 2]):
+        with pytest.raises(ValueError, match="sizes must increase"):
+            dp.accuracy.omniscient_count_of_counts_error(sizes, epsilon=1)

@@ -1,5 +1,7 @@
 """Releases of count-of-counts histograms: what an entity changes, by enumeration of all tables; the law of the noise; tables."""
 
+import uuid
+from datetime import datetime, tzinfo
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -18,6 +20,10 @@ from dpinfer.noise import exact
 
 HIERARCHY = {"region": ["x", "y"], "level_0": ["US", "US"], "level_1": ["CA", "NY"]}
 GROUPS = {"group": ["a", "b", "c"], "region": ["x", "x", "y"]}
+
+
+def people(groups):
+    return {"entity": range(len(groups)), "group": list(groups)}
 
 
 @pytest.fixture
@@ -47,8 +53,7 @@ def test_one_entity_loses_epsilon_by_enumeration(without_noise, method):
     options = {"epsilon": 0.75, "max_size": 2, "method": method, "keep_sizes": True}
     for neighbors in ("add_remove", "replace_one"):
         releases = {
-            groups: count_of_counts({"group": list(groups)}, GROUPS, HIERARCHY, neighbors=neighbors, **options)
-            for groups in tables
+            groups: count_of_counts(people(groups), GROUPS, HIERARCHY, neighbors=neighbors, **options) for groups in tables
         }
         largest = Fraction(0)
         for groups in tables:
@@ -63,22 +68,30 @@ def test_one_entity_loses_epsilon_by_enumeration(without_noise, method):
         assert all(release.epsilon == Fraction(3, 4) for release in releases.values())
 
 
-def test_private_groups_lose_epsilon_by_enumeration(without_noise):
+@pytest.mark.parametrize("neighbors", ["add_remove", "replace_one"])
+def test_private_groups_lose_epsilon_by_enumeration(without_noise, neighbors):
     # Up to three groups of sizes 0 to 3 in one region; one entity of a group that there is, or an empty group, more.
     hierarchy = {"region": ["x"], "level_0": ["US"]}
 
     def released(sizes):
         groups = {"group": [f"g{i}" for i in range(len(sizes))], "region": ["x"] * len(sizes)}
-        entities = {"group": [f"g{i}" for i, size in enumerate(sizes) for _ in range(size)]}
-        return count_of_counts(entities, groups, hierarchy, epsilon=2, max_size=2, private_groups=True)
+        entities = people([f"g{i}" for i, size in enumerate(sizes) for _ in range(size)])
+        return count_of_counts(entities, groups, hierarchy, epsilon=2, max_size=2, private_groups=True, neighbors=neighbors)
+
+    def one_more(sizes):
+        return [(*sizes, 0), *(tuple(s + (i == j) for j, s in enumerate(sizes)) for i in range(len(sizes)))]
+
+    def all_sizes():
+        return [sizes for number in range(4) for sizes in product(range(3), repeat=number)]
 
     largest = Fraction(0)
-    for number in range(4):
-        for sizes in product(range(3), repeat=number):
+    for sizes in all_sizes():
+        if len(sizes) < 3:
             before = released(sizes)
             assert before.num_groups is None
-            for other in [(*sizes, 0), *(tuple(s + (i == j) for j, s in enumerate(sizes)) for i in range(number))]:
-                largest = max(largest, loss(before, released(other)))
+            for other in one_more(sizes):
+                for after in [other] if neighbors == "add_remove" else [x for x in all_sizes() if other in one_more(x)]:
+                    largest = max(largest, loss(before, released(after)))
     assert largest == 2
     # The tails are the number of groups, and of those larger than 0, 1.
     assert released((0, 2, 3)).levels[0].arrays["tails"].tolist() == [[3, 2, 2]]
@@ -130,16 +143,20 @@ def test_whichever_table_gives_the_same_counts(tmp_path):
             # The second row of entity 2, those of no listed group and the one without a name do not count.
             assert found.sizes.tolist() == expected
             assert found.leaves.tolist() == [0, 0, 1]
-    without_names = {"group": entities["group"]}
-    assert count_groups(without_names, GROUPS, HIERARCHY, private_groups=False).sizes.tolist() == [3, 3, 1]
     # Numbers are told apart by what they are worth, however they are spelled.
     numbered = {"group": [1, 2], "region": ["x", "y"]}
-    for column in ([1, 2, 2], ["1", "2", " 2 "], [1.0, 2.0, 2.0], np.array([1, 2, 2], dtype=np.uint8)):
-        assert count_groups({"group": column}, numbered, HIERARCHY, private_groups=False).sizes.tolist() == [1, 2]
+    for column in ([1, 2, 2], ["1", "2.0", " 2 "], [1.0, 2.0, 2.0], np.array([1, 2, 2], dtype=np.uint8)):
+        entities = {"entity": range(3), "group": column}
+        assert count_groups(entities, numbered, HIERARCHY, private_groups=False).sizes.tolist() == [1, 2]
+    names = [uuid.UUID(int=1), True, "NA"]
+    pd.DataFrame({"entity": [1, 2, 3], "group": [str(names[0]), "true", "NA"]}).to_parquet(tmp_path / "entities.parquet")
+    named = {"group": names, "region": ["x", "y", "y"]}
+    found = count_groups(tmp_path / "entities.parquet", named, HIERARCHY, private_groups=False)
+    assert found.sizes.tolist() == [1, 1, 1]
 
 
 def test_public_tables_are_checked_and_private_ones_are_not():
-    entities = {"group": ["a"]}
+    entities = people("a")
     for change, message in (
         ({"region": ["x", "x", "z"]}, "'c' in region 'z', which hierarchy does not have"),
         ({"group": ["a", "b", "a"]}, "'a' in two regions"),
@@ -153,25 +170,59 @@ def test_public_tables_are_checked_and_private_ones_are_not():
     # Twice the same says nothing new.
     twice = {"group": ["a", "a"], "region": ["x", "x"]}
     assert count_groups(entities, twice, HIERARCHY, private_groups=False).sizes.tolist() == [1]
-    for groups, people in ((GROUPS, {"entity": [1]}), ({"group": ["a"]}, entities)):
-        with pytest.raises(ValueError, match="must have the column"):
-            count_of_counts(people, groups, HIERARCHY, epsilon=1, max_size=3)
+    for groups, some in ((GROUPS, {"entity": [1]}), ({"group": ["a"]}, entities), (GROUPS, {"group": ["a"]})):
+        with pytest.raises(ValueError, match="must have the columns"):
+            count_of_counts(some, groups, HIERARCHY, epsilon=1, max_size=3)
+    times = {"entity": [1], "group": np.array(["2020-01-01"], dtype="datetime64[s]")}
+    with pytest.raises(ValueError, match="got a column of dtype datetime64"):
+        count_of_counts(times, GROUPS, HIERARCHY, epsilon=1, max_size=3)
+
+
+def test_a_first_line_that_is_a_record_is_not_shown(tmp_path):
+    (tmp_path / "entities.csv").write_text("Alice Secret,a\nBob,b\n")
+    with pytest.raises(ValueError, match="columns entity and group") as caught:
+        count_of_counts(tmp_path / "entities.csv", GROUPS, HIERARCHY, epsilon=1, max_size=3)
+    assert "Alice" not in str(caught.value)
 
 
 def test_nothing_of_the_entities_raises():
-    odd = {"entity": [object(), {}, b"\xff", float("nan"), 2**80], "group": ["a", [1], b"b", float("inf"), 2**80]}
-    release = count_of_counts(odd, GROUPS, HIERARCHY, epsilon=1, max_size=3)
-    assert release.levels[0].arrays["cumulative"].shape == (1, 3)
-    count_of_counts({"group": np.zeros(0)}, GROUPS, HIERARCHY, epsilon=1, max_size=3)
+    class Odd:
+        def __float__(self):
+            return 1.5
+
+        def __str__(self):
+            raise KeyError("secret")
+
+    names = [object(), {}, b"\xff", float("nan"), 2**80, Fraction(10**5000 + 1, 10**5000), Odd(), pd.NaT]
+    groups = ["a", [1], b"b", float("inf"), 2**80, datetime(2020, 1, 1, tzinfo=tzinfo()), Odd(), "c"]
+    for odd in ({"entity": names, "group": groups}, {"entity": groups, "group": names}):
+        release = count_of_counts(odd, GROUPS, HIERARCHY, epsilon=1, max_size=3)
+        assert release.levels[0].arrays["cumulative"].shape == (1, 3)
+    count_of_counts({"entity": np.zeros(0), "group": np.zeros(0)}, GROUPS, HIERARCHY, epsilon=1, max_size=3)
     nobody = {"group": [], "region": []}
-    release = count_of_counts({"group": ["a"]}, nobody, HIERARCHY, epsilon=1, max_size=3)
+    release = count_of_counts(people("a"), nobody, HIERARCHY, epsilon=1, max_size=3)
     assert np.array_equal(np.asarray(release.num_groups), [0, 0])
-    cells = np.array([[-3, 2**62, 2**62], [0, 0, 5]])
-    count_of_counts_from_histograms(cells, dp.RegionTree([("x",), ("y",)]), epsilon=1)
+
+
+def test_more_groups_than_fit(without_noise):
+    # Private numbers of groups are cut off where they are summed, so that a step stays a step.
+    regions, most = dp.RegionTree([("x",)]), 2**31
+    for cells, other in (([[0, most, 0]], [[0, most - 1, 1]]), ([[0, 2**62, 2**62]], [[0, 2**62 - 1, 2**62 + 1]])):
+        releases = [count_of_counts_from_histograms(np.array(c), regions, epsilon=1, private_groups=True) for c in (cells, other)]
+        assert loss(*releases) <= 1
+    with pytest.raises(ValueError, match=r"less than 2\*\*31 groups"):
+        count_of_counts_from_histograms(np.array([[0, most, 0]]), regions, epsilon=1)
+    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.uint64):
+        release = count_of_counts_from_histograms(np.array([[3, 100]], dtype=dtype), regions, epsilon=1)
+        assert release.levels[0].arrays["cumulative"].tolist() == [[3]]
+    listed = count_of_counts_from_histograms(
+        [[1, 2**70], [-5, 1]], dp.RegionTree([("x",), ("y",)]), epsilon=1, private_groups=True
+    )
+    assert listed.levels[0].arrays["tails"].tolist() == [[most, most], [1, 1]]
 
 
 def test_an_estimated_largest_size(monkeypatch):
-    entities = {"group": ["a"] * 7 + ["c"] * 2}
+    entities = people("aaaaaaacc")
     asked = []
 
     def drawn(scales, rows):
@@ -236,6 +287,10 @@ def test_budgets_levels_and_files(tmp_path):
         ({"epsilon": 1, "method": "H_d"}, "method must be one of"),
         ({"epsilon": 1, "method": "H_c x H_g", "private_groups": True}, "method must be 'H_c' if groups are private"),
         ({"epsilon": 1, "max_size": 0}, "max_size must be at least 1"),
+        ({"epsilon": 1, "max_size": 2**31}, r"max_size must be less than 2\*\*31"),
+        ({"epsilon": 1e-14}, "epsilon is too small"),
+        ({"level_epsilons": [1, 1e-14]}, "level_epsilons is too small"),
+        ({"epsilon": 1, "max_size_epsilon": 1e-14}, "max_size_epsilon is too small"),
         ({"epsilon": 1, "max_size_epsilon": 0}, "max_size_epsilon must be positive"),
         ({"epsilon": 1, "neighbors": "swap"}, "neighbors must be one of"),
     ],
@@ -243,7 +298,7 @@ def test_budgets_levels_and_files(tmp_path):
 def test_what_is_refused(options, message):
     ledger = dp.Ledger(epsilon=10)
     with pytest.raises(ValueError, match=message):
-        count_of_counts({"group": ["a"]}, GROUPS, HIERARCHY, ledger=ledger, **({"max_size": 3} | options))
+        count_of_counts(people("a"), GROUPS, HIERARCHY, ledger=ledger, **({"max_size": 3} | options))
     assert ledger.spent == 0
 
 
@@ -252,7 +307,8 @@ def test_histograms_are_checked():
     for cells, message in (
         (np.zeros((3, 2), int), "2 lowest regions"),
         (np.zeros((2, 2)), "must be integers"),
-        (np.zeros((2, 0), int), "at least one size"),
+        (np.zeros((2, 1), int), "at least 2 sizes"),
+        ([[1, 2], [3]], "rows of one length"),
     ):
         with pytest.raises(ValueError, match=message):
             count_of_counts_from_histograms(cells, regions, epsilon=1)

@@ -1,6 +1,5 @@
 """Runs of fitted sorted counts: their law by enumeration of all noises; closed expectations; the record."""
 
-import importlib
 import math
 from collections import defaultdict
 from fractions import Fraction
@@ -14,9 +13,6 @@ import dpinfer as dp
 from dpinfer.inference import isotonic_regression, unattributed_histogram
 from dpinfer.mechanisms import SortedRuns, fitted_runs, sorted_counts, sorted_runs
 from dpinfer.noise import exact_sums
-
-# The function of the same name hides its module.
-runs_module = importlib.import_module("dpinfer.mechanisms.sorted_runs")
 
 
 def seeded(seed):
@@ -162,10 +158,18 @@ def test_unattributed_histogram_of_runs():
         unattributed_histogram(release, norm="l1")
 
 
-def test_only_public_facts_raise(monkeypatch):
-    monkeypatch.setattr(runs_module, "_MOST", 1000)
+def test_only_public_facts_raise():
     ledger = dp.Ledger(epsilon=1)
-    sorted_runs([2, 2**63 - 1, -5], multiplicities=[2**62, -3, 1], epsilon=0.5, ledger=ledger)
+    sorted_runs([2, 2**63 - 1, -5], multiplicities=[20, -3, 1], epsilon=0.5, ledger=ledger)
+    assert ledger.remaining == Fraction(1, 2)
+    for multiplicities in ([2**31], [2**62]):
+        with pytest.raises(ValueError, match=r"less than 2\*\*31"):
+            sorted_runs([2], multiplicities=multiplicities, epsilon=0.5, ledger=ledger)
+    for mechanism in (sorted_runs, sorted_counts):
+        with pytest.raises(ValueError, match="epsilon is too small"):
+            mechanism([2], epsilon=1e-14, ledger=ledger)
+    with pytest.raises(ValueError, match="size_epsilon is too small"):
+        sorted_counts([2], epsilon=0.1, size_epsilon=1e-14, ledger=ledger)
     assert ledger.remaining == Fraction(1, 2)
     with pytest.raises(ValueError, match="one entry for each"):
         sorted_runs([2, 3], multiplicities=[1], epsilon=0.5)
