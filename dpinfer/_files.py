@@ -64,6 +64,16 @@ def read_record(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
     return header, arrays
 
 
+def record_kind(path: str | os.PathLike[str]) -> str | None:
+    """What kind of record a file says that it holds; None if it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            header = json.loads(stored["header"].tobytes().decode())
+    except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        return None
+    return header.get("format") if isinstance(header, dict) else None
+
+
 @contextmanager
 def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Says that a record is damaged where its header lacks something or holds something else than it should."""

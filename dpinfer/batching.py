@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpinfer import _blocks, _checks
 from dpinfer._blocks import AXIS, MIN_COUNT, Form, Program, compiled, is_key, of_block, one_of, traced
+from dpinfer._progress import reporter
 from dpinfer.queries import Queries
 
 # Rows of input and output that are dispatched together, if the limit allows: enough to hide what a dispatch costs.
@@ -183,7 +184,7 @@ def _stream(
     shared = [_placed(np.asarray(x), everywhere) for x in shared_leaves]
     seed = None if key is None else _placed(np.asarray(jax.random.key_data(key)), everywhere)
     step = count * len(devices) * width
-    report = _reporter(progress, batch.size)
+    report = reporter(progress, batch.size, "problems")
 
     def dispatch(first: int) -> Any:
         left = -(-(batch.size - first) // width)
@@ -243,7 +244,7 @@ def _taken(dispatched: tuple[slice, Any], report: Callable[[int | None], None]) 
         return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])[: rows.stop - rows.start]
 
     result = jax.tree.map(take, found)
-    report(rows.stop)
+    report(rows.stop - rows.start)
     return rows, result
 
 
@@ -253,22 +254,3 @@ def _placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def _reporter(progress: bool | Callable[[int, int], None], size: int) -> Callable[[int | None], None]:
-    """Told how many problems are done, or None at the end."""
-    if callable(progress):
-        return lambda done: None if done is None else progress(done, size)
-    if not progress:
-        return lambda _: None
-    from tqdm import tqdm  # which numpyro brings along
-
-    bar = tqdm(total=size, unit=" problems", unit_scale=True)
-
-    def show(done: int | None) -> None:
-        if done is None:
-            bar.close()
-        else:
-            bar.update(done - bar.n)
-
-    return show

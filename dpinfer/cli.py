@@ -7,11 +7,12 @@ what it should be (a message on standard error says what to do), 2 the command w
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+
+from dpinfer import cli_groups
+from dpinfer._terminal import budget_of, busy, errors, number, print_table, refuse_overwriting
 
 _EXTRA = ("typer", "rich", "matplotlib", "duckdb")
 
@@ -31,6 +32,8 @@ def _application() -> Any:
     release_file = typer.Argument(..., help="A release written by dpinfer measure or Release.save.")
     level_option = typer.Option(0.95, help="Level of the intervals.")
     json_option = typer.Option(False, "--json", help="Print JSON for programs instead of a table.")
+    level_of_regions = typer.Option(0, help="Of group sizes: which level of regions, 0 being the top.")
+    draws_option = typer.Option(100, min=2, help="Of group sizes: simulated releases from which intervals come.")
     plot_option = typer.Option(None, help="Write a figure (PNG, SVG or PDF by its ending).")
 
     @app.callback()
@@ -43,7 +46,7 @@ def _application() -> Any:
         figure: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("dpinfer-demo.png"),
     ) -> None:
         """Real records, a private release, consistent estimates with intervals, and their error: about half a minute."""
-        with _errors():
+        with errors():
             _demo(epsilon, figure)
 
     @app.command()
@@ -55,14 +58,37 @@ def _application() -> Any:
         plot: Path | None = plot_option,
     ) -> None:
         """Say, before any records are read, what a budget will buy: strategies beside each other, and the best of them."""
-        with _errors():
+        with errors():
             _plan(domain, epsilon, rho, as_json, plot)
 
     @app.command()
     def measure(
         table: Annotated[Path, typer.Argument(help="Private records: a CSV file with a header line, or a Parquet file.")],
-        domain: Annotated[Path, typer.Argument(help="The domain, a TOML file with one table an axis.")],
+        domain: Annotated[
+            Path, typer.Argument(help="The domain, a TOML file with one table an axis; or with --count-of-counts the groups.")
+        ],
+        hierarchy: Annotated[
+            Path | None, typer.Argument(help="With --count-of-counts: the regions (columns region, level_0, level_1, ...).")
+        ] = None,
         output: Annotated[Path, typer.Option("--output", "-o", help="Where the release goes.")] = Path("release.npz"),
+        of_groups: Annotated[
+            bool,
+            typer.Option(
+                "--count-of-counts",
+                help="How many groups have each size, by region. Three tables: entities (entity, group), groups (group, region), "
+                "and the hierarchy of regions.",
+            ),
+        ] = False,
+        max_size: Annotated[int | None, typer.Option(help="With --count-of-counts: larger groups count as of this size.")] = None,
+        max_size_epsilon: Annotated[
+            str | None, typer.Option(help="With --count-of-counts: a budget for estimating the largest size, below --max-size.")
+        ] = None,
+        method: Annotated[
+            str, typer.Option(help="With --count-of-counts: H_c, H_g, fusion, or one for each level, 'H_c x H_c x H_g'.")
+        ] = "H_c",
+        private_groups: Annotated[
+            bool, typer.Option("--private-groups", help="With --count-of-counts: the groups are private too.")
+        ] = False,
         epsilon: Annotated[str | None, typer.Option(help="Budget of pure differential privacy, read exactly: 0.1, 1/3.")] = None,
         rho: Annotated[str | None, typer.Option(help="Or a budget of zero-concentrated differential privacy.")] = None,
         branching: Annotated[
@@ -75,8 +101,15 @@ def _application() -> Any:
         force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     ) -> None:
         """Count private records over a domain and write one differentially private release."""
-        with _errors():
-            _measure(table, domain, output, epsilon, rho, branching, levels, neighbors, force)
+        with errors():
+            if of_groups:
+                options = {"max_size": max_size, "max_size_epsilon": max_size_epsilon, "method": method}
+                options |= {"private_groups": private_groups, "neighbors": neighbors}
+                cli_groups.measure((table, domain, hierarchy), output, epsilon, options, force)
+            elif hierarchy is not None:
+                raise ValueError(f"A third file, {hierarchy}, is for --count-of-counts.")
+            else:
+                _measure(table, domain, output, epsilon, rho, branching, levels, neighbors, force)
 
     @app.command()
     def inspect(
@@ -85,8 +118,13 @@ def _application() -> Any:
         as_json: bool = json_option,
     ) -> None:
         """Say what a release file holds: strategy, noise, cost, domain."""
-        with _errors():
-            _inspect(release, delta, as_json)
+        with errors():
+            if cli_groups.is_of_groups(release):
+                if delta is not None:
+                    raise ValueError("--delta is for releases under rho.")
+                cli_groups.inspect(release, as_json)
+            else:
+                _inspect(release, delta, as_json)
 
     @app.command()
     def infer(
@@ -97,11 +135,16 @@ def _application() -> Any:
         level: float = level_option,
         as_json: bool = json_option,
         plot: Path | None = plot_option,
+        at_level: int = level_of_regions,
+        draws: int = draws_option,
         force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     ) -> None:
-        """Estimate every cell, with its standard deviation and interval, and write them as CSV."""
-        with _errors():
-            _infer(release, output, level, as_json, plot, force)
+        """Estimate every cell, with its standard deviation and interval, or every region's group sizes, and write them as CSV."""
+        with errors():
+            if cli_groups.is_of_groups(release):
+                cli_groups.infer(release, output, level, as_json, plot, at_level, draws, force)
+            else:
+                _infer(release, output, level, as_json, plot, force)
 
     @app.command()
     def answer(
@@ -117,41 +160,28 @@ def _application() -> Any:
         quantile: Annotated[
             list[float] | None, typer.Option(help="The cell where the cumulative count passes this share of the total.")
         ] = None,
+        largest: Annotated[
+            list[int] | None, typer.Option(help="Of group sizes: the size of the largest group (1), of the second (2), ...")
+        ] = None,
+        share: Annotated[list[int] | None, typer.Option(help="Of group sizes: the share of groups that have this size.")] = None,
+        at_level: int = level_of_regions,
+        draws: int = draws_option,
         level: float = level_option,
         as_json: bool = json_option,
         plot: Path | None = plot_option,
     ) -> None:
-        """Answer sums over named ranges or along an axis, and quantiles, with intervals."""
-        with _errors():
+        """Answer sums over named ranges or along an axis, quantiles, and what group sizes are like, with intervals."""
+        with errors():
+            if cli_groups.is_of_groups(release):
+                if ranges or axis is not None or plot is not None:
+                    raise ValueError("Group sizes have no --range, --axis or --plot here: give --quantile, --largest or --share.")
+                cli_groups.answer(release, at_level, quantile or [], largest or [], share or [], level, draws, as_json)
+                return
+            if largest or share:
+                raise ValueError(f"--largest and --share are for group sizes, and {release} holds none.")
             _answer(release, ranges or [], axis, every, quantile or [], level, as_json, plot)
 
     return app
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Expected errors as one line on standard error and exit code 1; nothing else of the program is shown."""
-    import typer
-
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
-        typer.echo(f"dpinfer: {text}", err=True)
-        raise typer.Exit(1) from None
-
-
-@contextmanager
-def _busy(step: str) -> Iterator[None]:
-    """A spinner on standard error with the time that has passed; nothing where standard error is no terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        bar.add_task(step, total=None)
-        yield
 
 
 def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plot: Path | None) -> None:
@@ -164,8 +194,8 @@ def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plo
     if plot is not None and not plot.parent.is_dir():
         raise ValueError(f"--plot must be in a folder that exists, got {plot}.")
     axes = dpinfer.Domain.load(domain)
-    with _busy("comparing strategies"):
-        compared = planning.compare(axes, **_budget(epsilon, rho))
+    with busy("comparing strategies"):
+        compared = planning.compare(axes, **budget_of(epsilon, rho))
     if plot is not None:
         from dpinfer import plots
 
@@ -174,17 +204,10 @@ def _plan(domain: Path, epsilon: str | None, rho: str | None, as_json: bool, plo
         print(json.dumps(compared.to_dict()))
         return
     found = compared.recommended
-    _print(compared.table())
+    print_table(compared.table())
     print(f"Recommended: {compared.rows[-1].strategy}.", end=" ")
     how = "--branching 0" if found.is_flat else f"--branching {found.branching} --levels optimal"
     print(f"dpinfer measure RECORDS {domain} --{compared.unit} {compared.budget} {how}")
-
-
-def _budget(epsilon: str | None, rho: str | None) -> dict[str, Any]:
-    given = {name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None}
-    if len(given) != 1:
-        raise ValueError("Give exactly one of --epsilon and --rho.")
-    return given
 
 
 def _measure(
@@ -200,20 +223,18 @@ def _measure(
 ) -> None:
     import dpinfer
 
-    _refuse_overwriting(output, force)
+    refuse_overwriting(output, force)
     axes = dpinfer.Domain.load(domain)
     methods = dpinfer.methods
     strategy = (methods.consistent_tree(axes.shape, branching) if branching else methods.noisy_cells(axes.shape)).strategy
-    budget: dict[str, Any] = {
-        name: _number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None
-    }
+    budget: dict[str, Any] = {name: number(name, text) for name, text in (("epsilon", epsilon), ("rho", rho)) if text is not None}
     if levels != "equal":
         if not branching:
             raise ValueError(f"--levels splits the budget of a tree, and --branching 0 has none; got --levels {levels}.")
         dpinfer.enable_x64()
-        split = dpinfer.allocation.level_budgets(axes.shape, branching, method=levels, **_budget(epsilon, rho))
+        split = dpinfer.allocation.level_budgets(axes.shape, branching, method=levels, **budget_of(epsilon, rho))
         budget = {f"level_{name}s": split for name in budget}
-    with _busy("counting and measuring"):
+    with busy("counting and measuring"):
         cells = dpinfer.count(table, axes)
         release = dpinfer.measure(cells, strategy, **budget, neighbors=neighbors, domain=axes)
     del cells
@@ -241,7 +262,7 @@ def _inspect(path: Path, delta: str | None, as_json: bool) -> None:
         "domain": None if release.domain is None else release.domain.to_dict(),
     }
     if delta is not None:
-        facts[f"epsilon at delta = {delta}"] = release.epsilon_at(_number("delta", delta))
+        facts[f"epsilon at delta = {delta}"] = release.epsilon_at(number("delta", delta))
     if as_json:
         print(json.dumps(facts))
         return
@@ -250,7 +271,7 @@ def _inspect(path: Path, delta: str | None, as_json: bool) -> None:
         if name == "domain":
             value = "none" if release.domain is None else "; ".join(f"{k}: {v!r}" for k, v in release.domain.axes.items())
         table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-    _print(table)
+    print_table(table)
 
 
 def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | None, force: bool) -> None:
@@ -262,11 +283,11 @@ def _infer(path: Path, output: Path, level: float, as_json: bool, plot: Path | N
     import dpinfer
     from dpinfer._files import replacing
 
-    _refuse_overwriting(output, force)
+    refuse_overwriting(output, force)
     release, estimate = _estimate(path)
     n = release.queries.shape[1]
     axes = release.domain.axes if release.domain else {"cell": dpinfer.Axis.integers(0, n)}
-    with _busy("estimating every cell"):
+    with busy("estimating every cell"):
         answers = estimate.answer(dpinfer.queries.Identity(n))
         columns = [np.asarray(c) for c in (answers.values, answers.stddev, *answers.interval(level))]
         with replacing(output) as file:
@@ -316,7 +337,7 @@ def _answer(
         raise ValueError(f"{path} has no domain, so that ranges and axes have no names. Answer it in Python.")
     names, workload = named_ranges(domain, ranges) if axis is None else along_axis(domain, axis, every, ranges)
     sums, points = [], []
-    with _busy("answering"):
+    with busy("answering"):
         if names:
             answers = estimate.answer(workload)
             columns = [np.asarray(c).tolist() for c in (answers.values, answers.stddev, *answers.interval(level))]
@@ -347,14 +368,14 @@ def _answer(
         for s in sums:
             interval = f"{s['lower']:,.1f} to {s['upper']:,.1f}"
             table.add_row(s["name"], f"{s['estimate']:,.1f}", f"{s['stddev']:,.1f}", interval)
-        _print(table)
+        print_table(table)
     if points:
         table = Table()
         for name in ("quantile", "cell", f"{level:.0%} interval"):
             table.add_column(name, no_wrap=True)
         for p in points:
             table.add_row(f"{p['share']:g}", p["cell"], f"{p['lower']} to {p['upper']}")
-        _print(table)
+        print_table(table)
 
 
 def _estimate(path: Path) -> tuple[Any, Any]:
@@ -364,22 +385,8 @@ def _estimate(path: Path) -> tuple[Any, Any]:
     dpinfer.enable_x64()
     keep_programs()
     release = dpinfer.Release.load(path)
-    with _busy("least squares"):
+    with busy("least squares"):
         return release, dpinfer.least_squares(release)
-
-
-def _refuse_overwriting(output: Path, force: bool) -> None:
-    if output.exists() and not force:
-        raise ValueError(f"{output} exists already; give another --output, or --force to overwrite it.")
-
-
-def _number(name: str, text: str) -> Any:
-    from fractions import Fraction
-
-    try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"--{name} must be a number such as 0.1 or 1/3, got {text!r}.") from None
 
 
 def _line(release: Any) -> str:
@@ -388,12 +395,6 @@ def _line(release: Any) -> str:
     scales = sorted(set(release.scale.ravel().tolist()))
     scale = ", ".join(f"{s:g}" for s in scales[:5])
     return f"{m:,} noisy counts of {n:,} cells, {spend} ({release.neighbors}), {release.noise} noise of scale {scale}"
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console
-
-    Console().print(table)
 
 
 def _demo(epsilon: float, figure: Path) -> None:

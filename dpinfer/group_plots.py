@@ -1,11 +1,13 @@
 """Figures of count-of-counts histograms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
-from dpinfer.plots import COLORS, _plain
+from dpinfer.plots import BLUE, COLORS, _plain
 
 # Points along a line: the mean of neighbouring groups where there are more.
 _POINTS = 2000
@@ -38,4 +40,41 @@ def positions_figure(sizes: np.ndarray, errors: Mapping[str, np.ndarray], title:
     lower.set_xlabel("group, the smallest first")
     for axes in (upper, lower):
         _plain(axes)
+    return figure
+
+
+class Panel(NamedTuple):
+    """A region: its name and, [sizes] each, how many groups have at most each size and the ends of the band around that."""
+
+    name: str
+    values: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def cumulative_figure(sizes: np.ndarray, panels: Sequence[Panel], *, level: float) -> Figure:
+    """How many groups have at most each size, in each region, with its band.
+
+    Args:
+        sizes: [sizes], increasing.
+        panels: one for each region.
+        level: of the band.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3 * rows + 0.6), layout="constrained")
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        band = {"step": "post", "color": BLUE, "alpha": 0.25, "linewidth": 0, "label": f"{level:.0%} interval"}
+        axes.fill_between(sizes, panel.lower, panel.upper, **band)
+        axes.step(sizes, panel.values, where="post", color=BLUE, linewidth=1.2, label="estimate")
+        axes.set_xscale("symlog", linthresh=10)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.set_title(panel.name, loc="left")
+        axes.set_xlabel("size")
+        axes.set_ylabel("groups of at most this size")
+        _plain(axes)
+        if not number:
+            axes.legend(frameon=False, loc="lower right")
     return figure

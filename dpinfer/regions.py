@@ -56,9 +56,8 @@ class RegionTree:
         num_levels = sum(name.startswith("level_") for name in names)
         levels = tuple(f"level_{level}" for level in range(num_levels))
         if not num_levels or any(name not in names for name in ("region", *levels)):
-            raise ValueError(
-                f"hierarchy must have the columns region, level_0, level_1, ... without a gap, got {', '.join(names)}."
-            )
+            # What columns there are instead is not shown, in case it is the first record of another file.
+            raise ValueError("hierarchy must have the columns region, level_0, level_1, ... without a gap.")
         parts = list(tables.chunks(hierarchy, ("region", *levels)))
         regions, *labels = (np.concatenate([key_texts(part[i]) for part in parts]) for i in range(1 + num_levels))
         for name, texts in zip(("region", *levels), (regions, *labels), strict=True):
@@ -79,7 +78,7 @@ class RegionTree:
 
     def paths(self, level: int) -> list[tuple[Label, ...]]:
         """The labels of each node of a level, from the top down to it."""
-        return list(self._paths[self._level(level)])
+        return list(self._paths[self.check_level(level)])
 
     def labels(self, level: int) -> list[Label]:
         """The label of each node of a level, in order."""
@@ -87,9 +86,10 @@ class RegionTree:
 
     def size(self, level: int) -> int:
         """How many nodes a level has."""
-        return len(self._paths[self._level(level)])
+        return len(self._paths[self.check_level(level)])
 
-    def _level(self, level: int) -> int:
+    def check_level(self, level: int) -> int:
+        """``level`` if there is such a one."""
         if level not in range(self.num_levels):
             raise ValueError(f"level must be from 0, the top, to {self.num_levels - 1}, got {level!r}.")
         return level

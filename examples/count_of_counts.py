@@ -10,6 +10,7 @@ three times as much; what looks at the lowest level only gets all of it there.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from dpinfer.plots import save
 
 Histograms = list[np.ndarray]
 # What is measured of each level, and what becomes of it.
-WAYS: list[tuple[str, str, dict[str, str]]] = [
+WAYS: list[tuple[str, str, dict[str, Any]]] = [
     ("H_c", "unmerged", {"method": "unmerged"}),
     ("H_c", "bottom up", {"method": "bottom_up"}),
     ("H_c", "weighted", {}),

@@ -1,6 +1,5 @@
 """The command line as a user meets it."""
 
-import atexit
 import csv
 import dataclasses
 import json
@@ -8,47 +7,16 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-import tempfile
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import ROOT, command, inside
 
 import dpinfer as dp
-from dpinfer import _program_cache, cli, demo, plots
+from dpinfer import demo, plots
 
 PERIOD = demo.Period("2013-01-01", 100, 90.0, 98.0, 95.0, 101.0)
-CACHE = Path(tempfile.mkdtemp(prefix="dpinfer-test-cache-"))
-atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-ROOT = Path(__file__).parents[1]
-
-
-def command(*arguments, cwd, **environment):
-    # The script that stands beside this interpreter, so that the installed entry point is what runs.
-    program = Path(sys.executable).with_name("dpinfer")
-    return subprocess.run(
-        [program, *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "100", "XDG_CACHE_HOME": str(CACHE)} | environment,
-    )
-
-
-def inside(monkeypatch, folder, *arguments):
-    """The exit code of a command in this process, which need not import everything anew."""
-    with monkeypatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["dpinfer", *arguments])
-        patch.setenv("COLUMNS", "100")
-        patch.setattr(_program_cache, "keep_programs", lambda: None)  # this process has a configuration of its own
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return ended.value.code or 0
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,13 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page.stem == "hierarchies"), id=page.stem)
+        for page in sorted(DOCS.glob("*.md"))
+    ],
+)
 def test_page(page, tmp_path):
     text = page.read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))

@@ -23,7 +23,9 @@ OWN_TESTS = (
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN_TESTS)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem == "adult_age_hours"), id=path.stem) for path in EXAMPLES]
+)
 def test_example(path, tmp_path):
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,6 +51,7 @@ def test_the_tables_explain_every_misprint():
         assert row in done.stdout
 
 
+@pytest.mark.slow
 def test_measured_errors_by_range_size_agree_with_theory(tmp_path):
     script, sizes = FOLDER / "range_errors.py", ["--cells", "64", "--releases", "200", "--epsilons", "0.5"]
     done = subprocess.run([sys.executable, script, *sizes], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -80,6 +83,7 @@ def run_small(folder, script, *options):
     return lines, [[float(text.replace(",", "")) for text in re.findall(number, line)] for line in lines]
 
 
+@pytest.mark.slow
 def test_measured_errors_by_branching_agree_with_theory(tmp_path):
     np.save(tmp_path / "grid.npy", np.arange(48).reshape(8, 6))
     options = ["--data", "grid.npy", "--shapes", "8x3", "--releases", "300", "--ranges", "500", "--epsilon", "0.5"]
@@ -96,6 +100,7 @@ def test_measured_errors_by_branching_agree_with_theory(tmp_path):
     assert rows[0][-1] == pytest.approx(float(dp.accuracy.range_variance((8, 3), 2, optimal)), abs=0.01)
 
 
+@pytest.mark.slow
 def test_candlesticks_of_every_method(tmp_path):
     options = ["--cells", "32", "--releases", "60", "--ranges", "200", "--epsilons", "0.5"]
     lines, numbers = run_small(tmp_path, "range_candlesticks", *options)
@@ -123,6 +128,7 @@ def test_one_release_read_in_two_ways(tmp_path):
         assert noisy > 0
 
 
+@pytest.mark.slow
 def test_degree_sequences_of_a_graph(tmp_path):
     np.save(tmp_path / "degrees.npy", np.repeat([1, 2, 3, 30], [200, 60, 30, 4]))
     options = ["--graph", "degrees.npy", "--releases", "30", "--epsilons", "1"]
@@ -140,6 +146,7 @@ def test_degree_sequences_of_a_graph(tmp_path):
     assert 0.5 < covered <= 1
 
 
+@pytest.mark.slow
 def test_count_of_counts_of_flights(tmp_path):
     options = ["--releases", "2", "--epsilons", "1", "--max-size", "600"]
     lines, _ = run_small(tmp_path, "count_of_counts", *options)

@@ -219,6 +219,7 @@ def broken_mechanisms():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", broken_mechanisms())
 def test_planted_faults_are_caught(name):
     cells, other = np.array([3, 3]), np.array([4, 3])
@@ -228,6 +229,7 @@ def test_planted_faults_are_caught(name):
     assert bound.frequencies[0] > bound.frequencies[1]
 
 
+@pytest.mark.slow
 def test_what_tells_nothing_is_bounded_by_zero_and_bounds_are_valid_in_repetition():
     rng = np.random.default_rng(1)
     assert epsilon_lower_bound(lambda x: rng.normal(), 0, 1, num_samples=400).epsilon == 0

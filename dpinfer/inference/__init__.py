@@ -6,6 +6,7 @@ from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_
 from dpinfer.inference.degree_sequence import graphical_degree_sequence
 from dpinfer.inference.estimate import LinearEstimate
 from dpinfer.inference.fewest_nodes import fewest_nodes
+from dpinfer.inference.group_bootstrap import bootstrap_count_of_counts
 from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
@@ -20,6 +21,7 @@ __all__ = [
     "IsotonicFit",
     "LinearEstimate",
     "bootstrap",
+    "bootstrap_count_of_counts",
     "consistent_count_of_counts",
     "fewest_nodes",
     "graphical_degree_sequence",

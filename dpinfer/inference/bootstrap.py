@@ -27,7 +27,7 @@ class SampledAnswers:
     """Answers with what their errors were in simulated releases.
 
     Attributes:
-        values: [m].
+        values: [m]; or of another shape, and so is what follows.
         errors: [num_draws, m].
     """
 
@@ -57,8 +57,9 @@ class SampledAnswers:
             tail = (1 - level) / 2
             return self.values - jnp.quantile(errors, 1 - tail, axis=0), self.values - jnp.quantile(errors, tail, axis=0)
         spread = self.stddev
-        unit = jnp.where(spread > 0, spread, 1.0)[None, :]
-        largest = jnp.abs((errors - self.bias[None, :]) / unit).max(axis=1, initial=0.0)
+        unit = jnp.where(spread > 0, spread, 1.0)[None]
+        deviations = jnp.abs((errors - self.bias[None]) / unit).reshape(errors.shape[0], -1)
+        largest = deviations.max(axis=1, initial=0.0)
         half = jnp.quantile(largest, level) * spread
         return self.values - self.bias - half, self.values - self.bias + half
 

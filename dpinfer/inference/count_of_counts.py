@@ -1,14 +1,16 @@
 """Consistent count-of-counts histograms: whole numbers of groups, none negative, that add up over a hierarchy."""
 
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._progress import reporter
 from dpinfer.inference.matching import MERGING, merge
-from dpinfer.inference.node_histograms import node_histograms
+from dpinfer.inference.node_histograms import Way, node_histograms
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
+from dpinfer.inference.run_store import store_of
 from dpinfer.inference.size_runs import SizeRuns
 from dpinfer.measurement import Measurement
 from dpinfer.mechanisms.count_of_counts import CountOfCounts
@@ -36,8 +38,7 @@ class CountOfCountsEstimate:
         """The histograms of a level in runs: the node, the size and the number of groups of each, and the variance of the size
         that the estimate went by; 0 on a level that was summed up.
         """
-        self.regions.size(level)  # that there is such a level
-        found = self._runs[level]
+        found = self._runs[self.regions.check_level(level)]
         if found is None:
             raise ValueError(f"level {level} was not measured, so that it has no estimate of its own.")
         return found
@@ -45,6 +46,54 @@ class CountOfCountsEstimate:
     def level(self, level: int) -> np.ndarray:
         """int64 [regions of the level in label order, max_size + 1]: entry i is the number of groups of size i."""
         return self.runs(level).histograms(self.regions.size(level), self.max_size)
+
+    def cumulative(self, level: int) -> np.ndarray:
+        """int64 [regions, max_size + 1]: how many groups have at most each size."""
+        return np.cumsum(self.level(level), axis=1)
+
+    def quantiles(self, level: int, shares: Any) -> np.ndarray:
+        """float64 [regions, shares]: the least size that so large a share of the groups does not exceed; nan without groups.
+
+        A share of 0.5 is the median, 0 the smallest size, 1 the largest.
+        """
+        wanted = np.asarray(shares, dtype=float)
+        if wanted.ndim != 1 or not ((wanted >= 0) & (wanted <= 1)).all():
+            raise ValueError(f"shares must be numbers from 0 to 1, got {shares!r}.")
+        totals = self.runs(level).totals(self.regions.size(level))
+        # Half a group less than what a rounded product could say.
+        return self._ranked(level, np.maximum(np.ceil(totals[:, None] * wanted - 1e-6).astype(np.int64), 1))
+
+    def largest(self, level: int, ranks: Any) -> np.ndarray:
+        """float64 [regions, ranks]: the size of the largest group (rank 1), of the second, ...; nan where there is none."""
+        wanted = _checks.index_array("ranks", np.asarray(ranks))
+        if wanted.size and wanted.min() < 1:
+            raise ValueError(f"ranks must be at least 1, got {wanted.min()}.")
+        return self._ranked(level, self.runs(level).totals(self.regions.size(level))[:, None] + 1 - wanted)
+
+    def shares(self, level: int, sizes: Any) -> np.ndarray:
+        """float64 [regions, sizes]: the share of the groups that have each size; nan without groups."""
+        wanted = _checks.index_array("sizes", np.asarray(sizes))
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() <= self.max_size):
+            raise ValueError(f"sizes must be from 0 to max_size {self.max_size}, got {sizes!r}.")
+        runs, num_nodes = self.runs(level), self.regions.size(level)
+        totals = runs.totals(num_nodes)[:, None]
+        found = np.zeros((num_nodes, wanted.size))
+        for column, size in enumerate(wanted.tolist()):
+            own = runs.sizes == size
+            found[:, column] = np.bincount(runs.nodes[own], weights=runs.counts[own], minlength=num_nodes)
+        return np.where(totals > 0, found / np.maximum(totals, 1), np.nan)
+
+    def _ranked(self, level: int, positions: np.ndarray) -> np.ndarray:
+        """The size of the group at each position, [regions, ...], the smallest at 1."""
+        runs = self.runs(level)
+        ends = np.cumsum(runs.counts)
+        totals = runs.totals(self.regions.size(level))[:, None]
+        before = np.cumsum(totals, axis=0) - totals
+        exists = (positions >= 1) & (positions <= totals)
+        if not runs.sizes.size:
+            return np.full(positions.shape, np.nan)
+        place = np.searchsorted(ends, np.where(exists, before + positions, 1))
+        return np.where(exists, runs.sizes[place], np.nan)
 
 
 METHODS = ("top_down", "bottom_up", "unmerged")
@@ -58,6 +107,9 @@ def consistent_count_of_counts(
     variances: str = "corrected",
     norm: str = "l1",
     size_norm: str = "l2",
+    memory_limit: int = 1 << 30,
+    resume_folder: Any = None,
+    progress: Any = False,
 ) -> CountOfCountsEstimate:
     """Count-of-counts histograms that are whole, not negative, have the known number of groups, and add up over the hierarchy.
 
@@ -73,6 +125,10 @@ def consistent_count_of_counts(
         variances: "corrected", or "printed" as in the paper, which are off by up to a factor of 40 either way.
         norm: the fit of cumulative histograms, in absolute deviations "l1" (the middle one of the best) or squares "l2".
         size_norm: the fit of sorted sizes, "l2", or "l1" if the release keeps the sizes.
+        memory_limit: bytes that the fits may take beside the release and the result.
+        resume_folder: where finished parts are written, so that the same call goes on where a stopped one was; left for you to
+            delete. None: nowhere.
+        progress: whether to show a bar on standard error, or a function of (nodes done, nodes in all).
 
     Returns:
         A :class:`CountOfCountsEstimate`, on the host. If the release has private groups, their numbers are estimated first, by
@@ -93,14 +149,19 @@ def consistent_count_of_counts(
     _checks.choice("variances", variances, ("corrected", "printed"))
     _checks.choice("norm", norm, ("l1", "l2"))
     _checks.choice("size_norm", size_norm, ("l1", "l2"))
+    memory_limit = _checks.integer("memory_limit", memory_limit, least=1)
     regions, num_groups = release.regions, group_counts(release)
     lowest = regions.num_levels - 1
+    used = [bool(level.epsilon) and (method != "bottom_up" or number == lowest) for number, level in enumerate(release.levels)]
+    num_nodes = [regions.size(number) * len(level.scales) * used[number] for number, level in enumerate(release.levels)]
+    options = {"memory_limit": memory_limit, "store": store_of(resume_folder)}
+    report = reporter(progress, sum(num_nodes), "nodes")
+    way = Way(norm, size_norm, variances)
     estimates = [
-        node_histograms(level, num_groups[number], release.max_size, norm=norm, size_norm=size_norm, variances=variances)
-        if level.epsilon and (method != "bottom_up" or number == lowest)
-        else None
+        node_histograms(level, num_groups[number], release.max_size, way, **options, report=report) if used[number] else None
         for number, level in enumerate(release.levels)
     ]
+    report(None)
     if method == "top_down":
         estimates[lowest] = top_down(estimates, regions, merging)
     if method != "unmerged":

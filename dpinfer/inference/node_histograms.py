@@ -1,6 +1,9 @@
 """The count-of-counts histogram of each region by itself, from its own noisy answers, and how good it is."""
 
-from typing import Any
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,31 +13,47 @@ from dpinfer import _checks
 from dpinfer import noise as laws
 from dpinfer.inference.isotonic import isotonic_regression
 from dpinfer.inference.matching import merge
+from dpinfer.inference.run_store import Store
 from dpinfer.inference.size_runs import SizeRuns
 from dpinfer.mechanisms.count_of_counts import ReleasedLevel
 
-# Entries that are fitted at once.
-_CHUNK = 1 << 24
+# Bytes that an entry takes while it is fitted, and the most entries that are fitted at once.
+_ENTRY_BYTES, _CHUNK = 160, 1 << 22
+
+
+class Way(NamedTuple):
+    """How nodes are estimated; see ``consistent_count_of_counts``."""
+
+    norm: str
+    size_norm: str
+    variances: str
 
 
 def node_histograms(
-    level: ReleasedLevel, num_groups: np.ndarray, max_size: int, *, norm: str, size_norm: str, variances: str
+    level: ReleasedLevel,
+    num_groups: np.ndarray,
+    max_size: int,
+    way: Way,
+    *,
+    memory_limit: int = 1 << 30,
+    store: Store | None = None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> SizeRuns:
     """The runs of each node of a level, as many groups as ``num_groups`` says; see ``consistent_count_of_counts``."""
     estimates = []
     for name, array in level.arrays.items():
         if name in ("cumulative", "tails", "histogram"):
             scale = float(level.scales[name])
-            if name == "histogram":
-                histograms, spread = _of_naive(array, num_groups), _naive_spread(scale, max_size)
+            runs = _by_chunks(name, array, num_groups, way.norm, memory_limit, store, report)
+            if way.variances == "printed":
+                found = _printed(runs, 4, scale)
             else:
-                noisy = array if name == "cumulative" else num_groups[:, None] - array[:, 1:]
-                histograms, spread = _of_cumulative(noisy, num_groups, norm), np.full(max_size + 1, _mean_abs(scale))
-            runs = SizeRuns.of_histograms(histograms)
-            found = _printed(runs, 4, scale) if variances == "printed" else _gap_variances(runs, spread, max_size)
+                spread = _naive_spread(scale, max_size) if name == "histogram" else np.full(max_size + 1, _mean_abs(scale))
+                found = _gap_variances(runs, spread, max_size)
             estimates.append(runs._replace(variances=found))
         elif name in ("run_values", "sizes"):
-            estimates.append(_of_sizes(level, num_groups, max_size, size_norm, variances))
+            estimates.append(_of_sizes(level, num_groups, max_size, way))
+            report(num_groups.size)
     if len(estimates) == 1:
         return estimates[0]
     # Two estimates of the same groups: a tree of one child each.
@@ -46,26 +65,49 @@ def _mean_abs(scale: float) -> float:
     return float(1 / np.sinh(min(1 / scale, 700.0)))
 
 
+def _by_chunks(
+    name: str,
+    array: np.ndarray,
+    num_groups: np.ndarray,
+    norm: str,
+    memory_limit: int,
+    store: Store | None,
+    report: Callable[[int], None],
+) -> SizeRuns:
+    """The histograms of some nodes at a time, on all cores: fits of different nodes have nothing to do with each other."""
+    nodes, width = array.shape
+    workers = max(1, min(os.cpu_count() or 1, 8))
+    step = max(1, min(_CHUNK, memory_limit // (_ENTRY_BYTES * workers)) // width)
+
+    def estimated(begin: int) -> SizeRuns:
+        noisy, totals = array[begin : begin + step], num_groups[begin : begin + step]
+        if name == "tails":
+            noisy = totals[:, None] - noisy[:, 1:]
+
+        def fit() -> SizeRuns:
+            histograms = _of_naive(noisy, totals) if name == "histogram" else _of_cumulative(noisy, totals, norm)
+            return SizeRuns.of_histograms(histograms)
+
+        runs = fit() if store is None else store.kept(f"{name} {norm}", (noisy, totals), fit)
+        return runs._replace(nodes=runs.nodes + begin)
+
+    parts = []
+    with ThreadPoolExecutor(workers) as pool:
+        begins = list(range(0, nodes, step))
+        for begin, runs in zip(begins, pool.map(estimated, begins), strict=True):
+            parts.append(runs)
+            report(min(step, nodes - begin))
+    return SizeRuns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
 def _of_cumulative(noisy: np.ndarray, num_groups: np.ndarray, norm: str) -> np.ndarray:
     """Histograms whose cumulative form fits best: in order, from 0 to the number of groups, which is its last entry."""
     nodes, sizes = noisy.shape
-    step = max(1, _CHUNK // sizes)
-    fitted = np.empty((nodes, sizes), dtype=np.int64)
-    for begin in range(0, nodes, step):
-        part = noisy[begin : begin + step]
-        fitted[begin : begin + step] = _fitted(part.reshape(-1), np.repeat(np.arange(part.shape[0]), sizes), norm).reshape(
-            -1, sizes
-        )
+    fit = _isotonic(noisy.reshape(-1), np.repeat(np.arange(nodes), sizes), norm).values
+    fitted = np.floor(fit + 0.5).astype(np.int64) if norm == "l2" else fit  # half upward
     total = num_groups[:, None]
     # The last entry is known, so that only the others are fitted; clipping a fit to bounds is optimal.
-    return np.diff(np.concatenate([np.clip(fitted, 0, total), total], axis=1), axis=1, prepend=0)
-
-
-def _fitted(values: np.ndarray, segments: np.ndarray, norm: str) -> np.ndarray:
-    """Isotonic fits of segments, rounded half upward; few shapes are compiled."""
-    fit = _isotonic(values, segments, norm).values
-    # Half upward keeps integers as they are.
-    return np.floor(fit + 0.5).astype(np.int64) if norm == "l2" else fit
+    return np.diff(np.concatenate([np.clip(fitted.reshape(nodes, sizes), 0, total), total], axis=1), axis=1, prepend=0)
 
 
 def _isotonic(values: np.ndarray, segments: np.ndarray, norm: str) -> Any:
@@ -126,23 +168,23 @@ def _gap_variances(runs: SizeRuns, spread: np.ndarray, max_size: int) -> np.ndar
     return (before**2 + after**2) / (2 * runs.counts) * spread[runs.sizes]
 
 
-def _of_sizes(level: ReleasedLevel, num_groups: np.ndarray, max_size: int, norm: str, variances: str) -> SizeRuns:
+def _of_sizes(level: ReleasedLevel, num_groups: np.ndarray, max_size: int, way: Way) -> SizeRuns:
     """From sorted sizes: the isotonic fit, rounded and cut off, and how many of its blocks make a size."""
     if "sizes" in level.arrays:
         scale = float(level.scales["sizes"])
         nodes = np.repeat(np.arange(num_groups.size), num_groups)
-        fit = _isotonic(level.arrays["sizes"], nodes, norm)
+        fit = _isotonic(level.arrays["sizes"], nodes, way.size_norm)
         values, blocks = fit.values, np.diff(fit.block_ids, prepend=-1)
         lengths = np.ones(values.size, dtype=np.int64)
     else:
-        if norm != "l2":
+        if way.size_norm != "l2":
             raise ValueError("size_norm must be 'l2': release holds the least-squares fit only; release it with keep_sizes=True.")
         scale = float(level.scales["runs"])
         nodes, values, lengths = (level.arrays[f"run_{name}"] for name in ("nodes", "values", "lengths"))
         blocks = np.ones(values.size, dtype=np.int64)
     sizes = np.floor(np.clip(values, 0, max_size) + 0.5).astype(np.int64)
     plain = SizeRuns.gather(nodes, sizes, lengths, np.zeros(sizes.size))
-    if variances == "printed":
+    if way.variances == "printed":
         return plain._replace(variances=_printed(plain, 2, scale))
     key = plain.nodes * (max_size + 1) + plain.sizes
     num_blocks = np.bincount(np.searchsorted(key, nodes * (max_size + 1) + sizes), weights=blocks, minlength=key.size)

@@ -39,6 +39,10 @@ class SizeRuns(NamedTuple):
         nodes, sizes = np.nonzero(histograms)
         return SizeRuns(nodes, sizes, histograms[nodes, sizes], np.full(nodes.size, np.nan))
 
+    def without_variances(self) -> "SizeRuns":
+        """One run for each size of a node."""
+        return SizeRuns.gather(self.nodes, self.sizes, self.counts, np.zeros(self.counts.size))
+
     def histograms(self, num_nodes: int, max_size: int) -> np.ndarray:
         """int64 [num_nodes, max_size + 1]."""
         found = np.zeros((num_nodes, max_size + 1), dtype=np.int64)

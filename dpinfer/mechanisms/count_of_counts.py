@@ -28,21 +28,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
 from dpinfer import _checks
 from dpinfer._files import read_record, reading, write_record
-from dpinfer.mechanisms.fitted_runs import fitted_runs
+from dpinfer._progress import reporter
+from dpinfer.mechanisms.group_noise import noisy_answers, runs_by_level
 from dpinfer.mechanisms.group_tables import count_groups
-from dpinfer.mechanisms.linear import host_integers, saturating_sum
+from dpinfer.mechanisms.linear import host_integers
 from dpinfer.mechanisms.sorted_runs import MOST_GROUPS
 from dpinfer.noise import exact
 from dpinfer.privacy import Ledger
 from dpinfer.regions import RegionTree
 
-_FORMAT = "dpinfer release of count-of-counts histograms"
 _VERSION = 1
 METHODS = ("H_c", "H_g", "fusion", "naive")
 # Larger sizes have places of their own in no array.
@@ -90,6 +90,8 @@ class CountOfCounts:
         neighbors: "add_remove" or "replace_one".
     """
 
+    FORMAT: ClassVar[str] = "dpinfer release of count-of-counts histograms"
+
     regions: RegionTree
     levels: tuple[ReleasedLevel, ...]
     max_size: int
@@ -119,13 +121,13 @@ class CountOfCounts:
         arrays = {f"{number} {name}": a for number, level in enumerate(self.levels) for name, a in level.arrays.items()}
         if self.num_groups is not None:
             arrays["num_groups"] = self.num_groups
-        write_record(path, _FORMAT, _VERSION, header, arrays)
+        write_record(path, self.FORMAT, _VERSION, header, arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "CountOfCounts":
         """The record that :meth:`save` wrote; a ValueError if it is none, is damaged, or of a newer version."""
-        header, arrays = read_record(path, _FORMAT, _VERSION)
-        with reading(path, _FORMAT):
+        header, arrays = read_record(path, CountOfCounts.FORMAT, _VERSION)
+        with reading(path, CountOfCounts.FORMAT):
             levels = tuple(
                 ReleasedLevel(
                     level["method"],
@@ -163,6 +165,7 @@ def count_of_counts(
     private_groups: bool = False,
     neighbors: str = "add_remove",
     ledger: Ledger | None = None,
+    progress: Any = False,
 ) -> CountOfCounts:
     """A private release of how many groups have each size in every region, with exact integer noise from the operating system.
 
@@ -187,6 +190,7 @@ def count_of_counts(
         private_groups: whether groups is private too; see the module's text for what is protected then. Only with "H_c".
         neighbors: "add_remove" (one entity more or less) or "replace_one" (one is in another group), which takes twice the noise.
         ledger: charged the whole epsilon before any noise is drawn; its records are the entities.
+        progress: whether to show a bar on standard error, or a function of (nodes done, nodes in all).
 
     Returns:
         A :class:`CountOfCounts`; ``inference.consistent_count_of_counts`` makes the best of it. One exact draw for each region
@@ -204,7 +208,7 @@ def count_of_counts(
     _check_levels(plan, counted.regions, ledger)
     order = np.lexsort((counted.sizes, counted.leaves))
     leaves, sizes = counted.leaves[order], counted.sizes[order]
-    return _released(plan, counted.regions, leaves, sizes, np.ones(sizes.size, dtype=np.int64), is_private, ledger)
+    return _released(plan, counted.regions, leaves, sizes, np.ones(sizes.size, dtype=np.int64), is_private, ledger, progress)
 
 
 def count_of_counts_from_histograms(
@@ -220,6 +224,7 @@ def count_of_counts_from_histograms(
     private_groups: bool = False,
     neighbors: str = "add_remove",
     ledger: Ledger | None = None,
+    progress: Any = False,
 ) -> CountOfCounts:
     """As :func:`count_of_counts`, from the histogram of each lowest region.
 
@@ -242,7 +247,7 @@ def count_of_counts_from_histograms(
     leaves, sizes = np.nonzero(array)
     # Larger entries only matter if the number of groups is private: then sums are cut off there, too.
     counts = np.minimum(array[leaves, sizes], MOST_GROUPS)
-    return _released(plan, regions, leaves, sizes, counts, is_private, ledger)
+    return _released(plan, regions, leaves, sizes, counts, is_private, ledger, progress)
 
 
 def _histograms(cells: Any, num_leaves: int) -> np.ndarray:
@@ -326,6 +331,7 @@ def _released(
     counts: np.ndarray,
     is_private: bool,
     ledger: Ledger | None,
+    progress: Any,
 ) -> CountOfCounts:
     """The release of so many groups of each size in each leaf, given by leaf and size upward."""
     num_levels = regions.num_levels
@@ -343,20 +349,18 @@ def _released(
     num_groups = np.zeros(regions.size(num_levels - 1), dtype=np.int64)
     np.add.at(num_groups, leaves, counts)
 
-    levels: list[ReleasedLevel] = []
-    nodes = leaves
-    for level in reversed(range(num_levels)):
-        key, place = np.unique(nodes * (max_size + 1) + sizes, return_inverse=True)
-        merged = np.zeros(key.size, dtype=np.int64)
-        np.add.at(merged, place.reshape(-1), counts)
-        nodes, sizes = np.divmod(key, max_size + 1)
-        runs = _Runs(regions.size(level), max_size, nodes, sizes, merged)
-        arrays = {name: array for query, scale in scales[level].items() for name, array in _noisy(runs, query, scale).items()}
-        levels.append(ReleasedLevel(methods[level], epsilons[level], scales[level], arrays))
-        nodes, counts = regions.parents[level][nodes], merged
+    runs = runs_by_level(regions, max_size, leaves, sizes, counts)
+    report = reporter(progress, sum(of.num_nodes * len(queries) for of, queries in zip(runs, scales, strict=True)), "nodes")
+    levels = []
+    for method, part, queries, of in zip(methods, epsilons, scales, runs, strict=True):
+        arrays: dict[str, np.ndarray] = {}
+        for query, scale in queries.items():
+            arrays |= noisy_answers(of, query, scale, report=report)
+        levels.append(ReleasedLevel(method, part, queries, arrays))
+    report(None)
     return CountOfCounts(
         regions,
-        tuple(reversed(levels)),
+        tuple(levels),
         max_size,
         None if is_private else num_groups,
         spend,
@@ -383,37 +387,3 @@ def _scales(method: str, epsilon: Fraction, plan: _Plan, is_private: bool) -> di
 def _largest(true: int, scale: Fraction, cap: int) -> int:
     noise = int(exact.discrete_laplace([scale], np.zeros(1, dtype=np.int64))[0])
     return min(max(true + noise + math.ceil(5 * math.sqrt(2) * scale), 1), cap)
-
-
-class _Runs(NamedTuple):
-    """Private: how many groups of each size there are in each node."""
-
-    num_nodes: int
-    max_size: int
-    nodes: np.ndarray
-    sizes: np.ndarray
-    counts: np.ndarray
-
-    def histogram(self) -> np.ndarray:
-        found = np.zeros((self.num_nodes, self.max_size + 1), dtype=np.int64)
-        found[self.nodes, self.sizes] = self.counts
-        return found
-
-
-def _noisy(runs: _Runs, name: str, scale: Fraction) -> dict[str, np.ndarray]:
-    if name == "runs":
-        values, lengths, nodes = fitted_runs(runs.sizes, runs.counts, runs.nodes, scale)
-        return {"run_values": values, "run_lengths": lengths, "run_nodes": nodes}
-    if name == "sizes":
-        answers = np.repeat(runs.sizes, runs.counts)
-    elif name == "histogram":
-        answers = runs.histogram()
-    else:
-        answers = np.cumsum(runs.histogram(), axis=1)
-        total = answers[:, -1:]
-        if name == "cumulative":
-            answers = answers[:, :-1]
-        else:  # the least of a sum and a constant changes by no more than the sum
-            answers = np.minimum(np.concatenate([total, total - answers[:, :-1]], axis=1), MOST_GROUPS)
-    drawn = exact.discrete_laplace([scale], np.zeros(answers.size, dtype=np.int64)).reshape(answers.shape)
-    return {name: saturating_sum(answers, drawn)}

@@ -1,6 +1,8 @@
 """Consistent count-of-counts histograms: worked examples, every promise on thousands of random hierarchies, baselines."""
 
+import os
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from dpinfer.evaluation import earth_movers_distance
 from dpinfer.inference import CountOfCountsEstimate, consistent_count_of_counts, isotonic_regression
 from dpinfer.inference.count_of_counts import group_counts, summed_up, top_down
 from dpinfer.inference.matching import MERGING
-from dpinfer.inference.node_histograms import node_histograms
+from dpinfer.inference.node_histograms import Way, node_histograms
 from dpinfer.inference.size_runs import SizeRuns
 from dpinfer.mechanisms import CountOfCounts, ReleasedLevel, count_of_counts_from_histograms
 
@@ -89,7 +91,7 @@ def level_of(name, array, scale, method="H_c"):
 
 
 def estimate(level, num_groups, max_size, norm="l1", size_norm="l2", variances="corrected"):
-    return node_histograms(level, np.array(num_groups), max_size, norm=norm, size_norm=size_norm, variances=variances)
+    return node_histograms(level, np.array(num_groups), max_size, Way(norm, size_norm, variances))
 
 
 def test_the_last_entry_is_known_before_the_fit():
@@ -135,8 +137,9 @@ def test_printed_and_corrected_variances():
     assert found.variances.tolist() == pytest.approx([2 * variance / 5, variance])
 
 
-def test_variances_are_what_they_say():
+def test_variances_are_what_they_say(monkeypatch):
     # One run of many groups: the mean squared error a group, by simulation, within a tenth (printed: 4.7 times too large).
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(6).bytes)
     histogram = np.zeros((400, 12), dtype=np.int64)
     histogram[:, [4, 5, 6]] = 2000
     regions = dp.RegionTree([(i,) for i in range(400)])
@@ -205,7 +208,7 @@ def levels_of(cells, regions):
 
 def test_every_promise_of_releases():
     rng = np.random.default_rng(1)
-    for _ in range(150):
+    for _ in range(60):
         regions, cells = random_hierarchy(rng)
         num_levels = regions.num_levels
         method = rng.choice(["H_c", "H_g", "fusion", "naive"], num_levels).tolist()
@@ -291,8 +294,9 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="keep_sizes=True"):
         consistent_count_of_counts(release, size_norm="l1")
     for name in ("method", "merging", "variances", "norm", "size_norm"):
+        wrong: Any = {name: "none"}
         with pytest.raises(ValueError, match=f"{name} must be one of"):
-            consistent_count_of_counts(release, **{name: "none"})
+            consistent_count_of_counts(release, **wrong)
     estimated = consistent_count_of_counts(release)
     for method in (estimated.labels, estimated.level, estimated.runs):
         for level in (-1, 3):

@@ -175,6 +175,7 @@ def test_normal_intervals_of_cells_do_not_cover():
     assert abs((errors <= (upper - lower)[None, :] / 2).mean() - 0.95) < 0.003
 
 
+@pytest.mark.slow
 def test_joint_intervals_cover_jointly(tree_errors):
     noise, (answers, errors) = tree_errors
     for level in LEVELS:

@@ -31,9 +31,19 @@ def counting_compilations():
 
 
 @pytest.mark.parametrize(
-    "tree", [Tree.complete(5, 2), Tree.complete(11, 3, root=True), Tree.complete(17, 16), Identity(5)], ids=repr
+    ("tree", "case"),
+    [
+        (Tree.complete(5, 2), "equal"),
+        (Tree.complete(5, 2), "exact"),
+        (Tree.complete(11, 3, root=True), "rows"),
+        (Tree.complete(11, 3, root=True), "unmeasured"),
+        (Tree.complete(17, 16), "equal"),
+        (Tree.complete(17, 16), "unmeasured"),
+        (Identity(5), "rows"),
+        (Identity(5), "exact"),
+    ],
+    ids=repr,
 )
-@pytest.mark.parametrize("case", ["equal", "rows", "unmeasured", "exact"])
 def test_padded_estimates_against_dense_least_squares(tree, case):
     rng = np.random.default_rng(0)
     m, n = tree.shape

@@ -122,7 +122,7 @@ def random_problem(seed, *, size=None):
     return parents, rng.normal(size=parents.size) * 10, variances, rng
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_random_ragged_trees_against_dense_least_squares(seed):
     parents, values, variances, rng = random_problem(seed)
     matrix = tree_matrix(parents)
@@ -151,7 +151,7 @@ def test_random_ragged_trees_against_dense_least_squares(seed):
 
 
 @pytest.mark.parametrize("root", [False, True])
-@pytest.mark.parametrize(("n", "branching"), [(1, 2), (2, 3), (27, 3), (50, 4)])
+@pytest.mark.parametrize(("n", "branching"), [(1, 2), (27, 3), (50, 4)])
 def test_complete_and_cut_trees_against_dense_least_squares(n, branching, root):
     rng = np.random.default_rng(n)
     matrix = tree_matrix(complete_tree_parents(n, branching))[0 if root else 1 :]
