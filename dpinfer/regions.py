@@ -88,6 +88,17 @@ class RegionTree:
         """How many nodes a level has."""
         return len(self._paths[self.check_level(level)])
 
+    def sums(self, values: Any) -> list[np.ndarray]:
+        """For each level, the top first, the sums over each node's lowest regions; ``values`` has those along its first axis."""
+        levels = [np.asarray(values)]
+        if levels[0].shape[:1] != (self.size(self.num_levels - 1),):
+            raise ValueError(f"values must have an entry for each of the {self.size(self.num_levels - 1)} lowest regions.")
+        for level in range(self.num_levels - 1, 0, -1):
+            above = np.zeros((self.size(level - 1), *levels[0].shape[1:]), dtype=levels[0].dtype)
+            np.add.at(above, self.parents[level], levels[0])
+            levels.insert(0, above)
+        return levels
+
     def check_level(self, level: int) -> int:
         """``level`` if there is such a one."""
         if level not in range(self.num_levels):

@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     dpi.enable_x64()
     cells, regions = histograms_of(options.data, options.groups, options.max_size)
-    truth = levels_of(cells, regions)
+    truth = regions.sums(cells)
     sizes = np.flatnonzero(truth[0][0])
     print(f"{options.data}: {cells.sum():,} groups of {sizes.size:,} sizes from {sizes[0]} to {sizes[-1]:,} in", end=" ")
     print(
@@ -82,15 +82,6 @@ def histograms_of(data: str, num_groups: int, max_size: int) -> tuple[np.ndarray
         flown = np.bincount(flights.entities["group"])
         cells = np.array([from_sizes(flown[leaves == leaf], max_size=max_size) for leaf in range(len(leaf_of))])
     return np.pad(cells, [(0, 0), (0, max_size + 1 - cells.shape[1])]), regions
-
-
-def levels_of(cells: np.ndarray, regions: dpi.RegionTree) -> Histograms:
-    levels = [cells]
-    for level in range(regions.num_levels - 1, 0, -1):
-        above = np.zeros((regions.size(level - 1), cells.shape[1]), dtype=np.int64)
-        np.add.at(above, regions.parents[level], levels[0])
-        levels.insert(0, above)
-    return levels
 
 
 def print_table(cells: np.ndarray, regions: dpi.RegionTree, truth: Histograms, epsilon: float, releases: int) -> None:

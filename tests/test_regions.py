@@ -26,6 +26,10 @@ def test_labels_are_in_order():
     assert tree.parents[0].tolist() == [0]
     assert [tree.size(level) for level in range(3)] == [1, 3, 4]
     assert leaf_of == {"r1": 3, "r2": 1, "r3": 0, "r4": 2}
+    assert [level.tolist() for level in tree.sums([1, 20, 300, 4000])] == [[4321], [20, 4001, 300], [1, 20, 300, 4000]]
+    assert tree.sums(np.ones((4, 2)))[0].tolist() == [[4.0, 4.0]]
+    with pytest.raises(ValueError, match="each of the 4 lowest regions"):
+        tree.sums([1, 2])
     assert RegionTree(tree.paths(2)) == tree
     assert RegionTree(np.array([[1], [2]])).labels(0) == [1, 2]
     assert hash(RegionTree(tree.paths(2))) == hash(tree)

@@ -195,14 +195,8 @@ def summed_up(lowest: SizeRuns | None, regions: RegionTree) -> list[SizeRuns | N
 
 def group_counts(release: CountOfCounts) -> list[np.ndarray]:
     """How many groups each region has, for each level: as known, or as estimated from noisy numbers."""
-    regions = release.regions
     counts = release.num_groups if release.num_groups is not None else _estimated(release)
-    levels = [counts]
-    for level in range(regions.num_levels - 1, 0, -1):
-        above = np.zeros(regions.size(level - 1), dtype=np.int64)
-        np.add.at(above, regions.parents[level], levels[0])
-        levels.insert(0, above)
-    return levels
+    return release.regions.sums(counts)
 
 
 def _estimated(release: CountOfCounts) -> np.ndarray:

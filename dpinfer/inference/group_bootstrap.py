@@ -30,7 +30,9 @@ def bootstrap_count_of_counts(
     estimated again.
 
     How well intervals cover depends on the statistic, since the simulated truth is not the truth: estimated sizes come in longer
-    runs than true ones, and the fit to longer runs has smaller errors. ``tests/inference/test_group_bootstrap.py`` measures it.
+    runs than true ones, and the fit to longer runs has smaller errors. Of 90% intervals for two states of 10,000 made-up
+    households, released with epsilon 1 and 0.1 on three levels, those for entries of H_c covered 85% and 78%, for quantiles 100%
+    and 92%, for shares 91% and 85%, for the largest sizes 76% and 69% (``python -m tests.benchmarks.group_coverage``).
 
     Args:
         release: of ``mechanisms.count_of_counts``.
