@@ -54,11 +54,7 @@ def bootstrap_count_of_counts(
     num_draws = _checks.integer("num_draws", num_draws, least=2)
     estimate = consistent_count_of_counts(release, **how)
     values = _numbers(statistic(estimate))
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
-
-    def words(size: int) -> np.ndarray:
-        return rng.integers(0, 2**64, size, dtype=np.uint64)
-
+    words = seeded_words(key)
     errors = np.empty((num_draws, *values.shape))
     report = reporter(progress, num_draws, "releases")
     for draw in range(num_draws):
@@ -66,6 +62,12 @@ def bootstrap_count_of_counts(
         report(1)
     report(None)
     return SampledAnswers(values, errors)
+
+
+def seeded_words(key: jax.Array) -> Words:
+    """A source of random words for simulated noise."""
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
+    return lambda size: rng.integers(0, 2**64, size, dtype=np.uint64)
 
 
 def released_again(release: CountOfCounts, estimate: CountOfCountsEstimate, words: Words) -> CountOfCounts:

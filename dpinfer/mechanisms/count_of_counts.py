@@ -256,7 +256,7 @@ def _histograms(cells: Any, num_leaves: int) -> np.ndarray:
         if len({len(row) for row in cells}) > 1:
             raise ValueError("cells must have rows of one length.")
         cells = np.stack([host_integers(row) for row in cells])
-    array = np.asarray(cells)
+    array: Any = np.asarray(cells)
     if array.dtype.kind not in "iu" or array.ndim != 2 or array.shape[0] != num_leaves or array.shape[1] < 2:
         # What there is instead may be private.
         raise ValueError(f"cells must be integers [{num_leaves} lowest regions, at least 2 sizes], got dtype {array.dtype}.")
