@@ -12,6 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
+# What numpy, zip and JSON raise for a file that is none of theirs or is damaged.
+_UNREADABLE = (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[Any]]:
@@ -51,8 +54,8 @@ def read_record(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
         try:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            header = json.loads(arrays.pop("header").tobytes().decode())
-        except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            header = _header(arrays.pop("header"))
+        except _UNREADABLE as error:
             raise ValueError(f"{os.fspath(path)} is no {kind}, or it is damaged: {error}") from error
     if not isinstance(header, dict) or header.get("format") != kind:
         raise ValueError(f"{os.fspath(path)} is no {kind}: its header does not say so.")
@@ -64,12 +67,18 @@ def read_record(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
     return header, arrays
 
 
+def _header(stored: np.ndarray) -> Any:
+    return json.loads(stored.tobytes().decode())
+
+
 def record_kind(path: str | os.PathLike[str]) -> str | None:
-    """What kind of record a file says that it holds; None if it is none."""
+    """What kind of record a file says that it holds; None if it is none, so that whoever reads it says why."""
+    if not zipfile.is_zipfile(path):
+        return None
     try:
         with np.load(path, allow_pickle=False) as stored:
-            header = json.loads(stored["header"].tobytes().decode())
-    except (KeyError, ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+            header = _header(stored["header"])
+    except _UNREADABLE:
         return None
     return header.get("format") if isinstance(header, dict) else None
 

@@ -128,3 +128,14 @@ def test_what_is_for_groups_only(files, monkeypatch, capsys, tmp_path):
     release.save(tmp_path / "cells.npz")
     assert inside(monkeypatch, tmp_path, "answer", "cells.npz", "--largest", "1") == 1
     assert "--largest and --share are for group sizes" in capsys.readouterr().err
+    # Files that are no releases at all are named as before.
+    np.save(tmp_path / "array.npy", np.arange(3))
+    (tmp_path / "text.npz").write_text("nothing")
+    for name, message in (
+        ("array.npy", "it is not an .npz file"),
+        ("text.npz", "it is not an .npz file"),
+        ("none.npz", "No such"),
+    ):
+        for command in ("inspect", "answer", "infer"):
+            assert inside(monkeypatch, tmp_path, command, name, *(["--quantile", "0.5"] if command == "answer" else [])) == 1
+            assert message in capsys.readouterr().err

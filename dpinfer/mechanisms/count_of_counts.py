@@ -138,8 +138,8 @@ class CountOfCounts:
                 for number, level in enumerate(header["levels"])
             )
             size_epsilon, regions = header["max_size_epsilon"], RegionTree(header["regions"])
-            if len(levels) != regions.num_levels:
-                raise KeyError("levels")
+            if len(levels) != regions.num_levels or not levels[-1].arrays:
+                raise KeyError("levels")  # of which the lowest is always measured
             return CountOfCounts(
                 regions,
                 levels,

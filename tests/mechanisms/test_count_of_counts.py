@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from dataclasses import replace
 from datetime import datetime, tzinfo
 from fractions import Fraction
 from itertools import product
@@ -272,6 +273,11 @@ def test_budgets_levels_and_files(tmp_path):
     assert again.max_size_epsilon == 1
     with pytest.raises(ValueError, match="is no dpinfer release of sorted counts"):
         dp.mechanisms.SortedCounts.load(tmp_path / "release.npz")
+    unmeasured = replace(private.levels[-1], arrays={})
+    for levels in ((), (*private.levels[:-1], unmeasured)):
+        replace(private, levels=levels).save(tmp_path / "damaged.npz")
+        with pytest.raises(ValueError, match="damaged"):
+            CountOfCounts.load(tmp_path / "damaged.npz")
 
 
 @pytest.mark.parametrize(
