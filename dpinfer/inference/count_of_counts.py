@@ -125,7 +125,8 @@ def consistent_count_of_counts(
         variances: "corrected", or "printed" as in the paper, which are off by up to a factor of 40 either way.
         norm: the fit of cumulative histograms, in absolute deviations "l1" (the middle one of the best) or squares "l2".
         size_norm: the fit of sorted sizes, "l2", or "l1" if the release keeps the sizes.
-        memory_limit: bytes that the fits may take beside the release and the result.
+        memory_limit: bytes that the fits of histograms, cumulative or not, may take beside the release and the result; at least
+            what one node takes. Kept sizes are fitted all at once.
         resume_folder: where finished parts are written, so that the same call goes on where a stopped one was; left for you to
             delete. None: nowhere.
         progress: whether to show a bar on standard error, or a function of (nodes done, nodes in all).

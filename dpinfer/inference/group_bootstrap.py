@@ -1,6 +1,7 @@
 """Intervals for what count-of-counts histograms say: the parametric bootstrap."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from dpinfer import _checks
 from dpinfer._progress import reporter
 from dpinfer.inference.bootstrap import SampledAnswers
 from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
-from dpinfer.mechanisms.count_of_counts import CountOfCounts, ReleasedLevel
+from dpinfer.mechanisms.count_of_counts import CountOfCounts
 from dpinfer.mechanisms.group_noise import noisy_answers, runs_by_level
 from dpinfer.noise.exact import Words
 
@@ -73,25 +74,14 @@ def seeded_words(key: jax.Array) -> Words:
 def released_again(release: CountOfCounts, estimate: CountOfCountsEstimate, words: Words) -> CountOfCounts:
     """A release of the estimated groups, as that of the true ones was made."""
     lowest = estimate.runs(release.regions.num_levels - 1)
+    groups = runs_by_level(release.regions, release.max_size, lowest.nodes, lowest.sizes, lowest.counts)
     levels = []
-    for level, runs in zip(
-        release.levels,
-        runs_by_level(release.regions, release.max_size, lowest.nodes, lowest.sizes, lowest.counts),
-        strict=True,
-    ):
+    for level, runs in zip(release.levels, groups, strict=True):
         arrays: dict[str, np.ndarray] = {}
         for query, scale in level.scales.items():
             arrays |= noisy_answers(runs, query, scale, words=words)
-        levels.append(ReleasedLevel(level.method, level.epsilon, level.scales, arrays))
-    return CountOfCounts(
-        release.regions,
-        tuple(levels),
-        release.max_size,
-        release.num_groups,
-        release.epsilon,
-        release.max_size_epsilon,
-        release.neighbors,
-    )
+        levels.append(replace(level, arrays=arrays))
+    return replace(release, levels=tuple(levels))
 
 
 def _numbers(value: Any) -> np.ndarray:

@@ -67,7 +67,8 @@ def _keys(table: Any, names: tuple[str, ...], argument: str) -> list[np.ndarray]
 
 def _check_columns(table: Any, names: tuple[str, ...], argument: str) -> None:
     # What columns there are instead is not shown: without a header, the first line of a file is a record.
-    if any(name not in tables.column_names(table) for name in names):
+    present = tables.column_names(table)
+    if any(name not in present for name in names):
         raise ValueError(f"{argument} must have the columns {' and '.join(names)}.")
 
 

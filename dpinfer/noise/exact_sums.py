@@ -38,8 +38,8 @@ def discrete_laplace_sums(
 ) -> Int64[np.ndarray, " m"]:
     """For each n in ``lengths`` the sum of n independent discrete Laplace variables of this scale; exact.
 
-    A discrete Laplace variable is the difference of two geometric ones. About 4 n / 4096 + 40 random words for each sum and
-    each of log2(scale log n) bits. Sums beyond int64 saturate.
+    A discrete Laplace variable is the difference of two geometric ones. For each of some log2(scale) + log(n) binomial variables
+    O(n / 4096 + log n) random words, up to 64 of them for each of its log n digits. Sums beyond int64 saturate.
 
     Args:
         scale: a positive fraction up to 2^40.
