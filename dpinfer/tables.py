@@ -35,8 +35,7 @@ def chunks(table: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
         names: columns of which each must be there once.
     """
     if isinstance(table, (str, os.PathLike)):
-        is_parquet = os.fspath(table).endswith((".parquet", ".pq"))
-        return (_parquet_chunks if is_parquet else _csv_chunks)(table, names)
+        return (_parquet_chunks if is_parquet(table) else _csv_chunks)(table, names)
     if isinstance(table, Mapping):
         return _array_chunks(table, names)
     import narwhals as nw  # a fortieth of a second that not everyone needs
@@ -52,8 +51,8 @@ def column_names(table: Any) -> list[str]:
     if isinstance(table, Mapping):
         return [str(name) for name in table]
     if isinstance(table, (str, os.PathLike)):
-        if os.fspath(table).endswith((".parquet", ".pq")):
-            return list(_parquet_columns(table))
+        if is_parquet(table):
+            return list(parquet_columns(table))
         with Path(table).open(newline="\n", encoding="utf-8-sig", errors="replace") as file:
             return _csv_fields(file.readline())
     import narwhals as nw
@@ -62,6 +61,11 @@ def column_names(table: Any) -> list[str]:
     if isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
         return [str(name) for name in frame.collect_schema().names()]
     raise ValueError(_NO_TABLE.format(type(table).__name__))
+
+
+def is_parquet(table: Any) -> bool:
+    """Whether a table is the path of a Parquet file."""
+    return isinstance(table, (str, os.PathLike)) and os.fspath(table).endswith((".parquet", ".pq"))
 
 
 def _array_chunks(table: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
@@ -221,15 +225,15 @@ def _duckdb(path: str | os.PathLike[str]) -> Any:
     return duckdb
 
 
-def _parquet_columns(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The names and the types of the columns."""
+def parquet_columns(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The names of a Parquet file's columns, and their types as DuckDB calls them."""
     with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
         described = connection.execute(f"DESCRIBE FROM {_PARQUET}", [os.fspath(path)]).fetchall()
     return {row[0]: row[1] for row in described}
 
 
 def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
-    kinds = _parquet_columns(path)
+    kinds = parquet_columns(path)
     _check_columns(kinds, names)
     with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
         wanted = ", ".join(_projection(name, kinds[name]) for name in names)

@@ -96,15 +96,16 @@ def key_texts(values: Any) -> np.ndarray:
     if array.dtype.kind not in "biufOSU":
         raise ValueError(f"Names are text, numbers or booleans, got a column of dtype {array.dtype}.")
     if array.dtype.kind == "O":
-        texts = object_column(_key_text(value) for value in array.tolist())
+        texts = object_column(key_text(value) for value in array.tolist())
     else:
         distinct, index = np.unique(array, return_inverse=True)
-        texts = object_column(_key_text(value) for value in distinct.tolist())[index.reshape(-1)]
+        texts = object_column(key_text(value) for value in distinct.tolist())[index.reshape(-1)]
     texts[null] = None
     return texts
 
 
-def _key_text(value: Any) -> str | None:
+def key_text(value: Any) -> str | None:
+    """As :func:`key_texts`, of one value."""
     spellings = _spellings(value)
     text = spellings[0].strip() if spellings else ""
     whole, point, rest = text.partition(".")

@@ -165,6 +165,7 @@ def count_of_counts(
     private_groups: bool = False,
     neighbors: str = "add_remove",
     ledger: Ledger | None = None,
+    memory_limit: int = 1 << 30,
     progress: Any = False,
 ) -> CountOfCounts:
     """A private release of how many groups have each size in every region, with exact integer noise from the operating system.
@@ -190,6 +191,8 @@ def count_of_counts(
         private_groups: whether groups is private too; see the module's text for what is protected then. Only with "H_c".
         neighbors: "add_remove" (one entity more or less) or "replace_one" (one is in another group), which takes twice the noise.
         ledger: charged the whole epsilon before any noise is drawn; its records are the entities.
+        memory_limit: bytes for counting where ``entities`` is a Parquet file or a DuckDB relation. What does not fit lies in
+            temporary files meanwhile, private and readable by their owner only, some 100 bytes an entity.
         progress: whether to show a bar on standard error, or a function of (nodes done, nodes in all).
 
     Returns:
@@ -204,11 +207,10 @@ def count_of_counts(
     """
     is_private = bool(private_groups)
     plan = _plan(epsilon, level_epsilons, max_size, max_size_epsilon, method, keep_sizes, is_private, neighbors)
-    counted = count_groups(entities, groups, hierarchy, private_groups=is_private)
+    memory_limit = _checks.integer("memory_limit", memory_limit, least=1)
+    counted = count_groups(entities, groups, hierarchy, private_groups=is_private, memory_limit=memory_limit)
     _check_levels(plan, counted.regions, ledger)
-    order = np.lexsort((counted.sizes, counted.leaves))
-    leaves, sizes = counted.leaves[order], counted.sizes[order]
-    return _released(plan, counted.regions, leaves, sizes, np.ones(sizes.size, dtype=np.int64), is_private, ledger, progress)
+    return _released(plan, *counted, is_private, ledger, progress)
 
 
 def count_of_counts_from_histograms(

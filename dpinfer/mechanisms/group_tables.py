@@ -11,32 +11,48 @@ import numpy as np
 
 from dpinfer import tables
 from dpinfer.axes.categories import key_texts
+from dpinfer.mechanisms.group_files import GroupCounter, is_large
 from dpinfer.regions import RegionTree
+
+_ENTITIES, _GROUPS = ("entity", "group"), ("group", "region")
 
 
 class Groups(NamedTuple):
-    """Attributes:
-    regions: public.
-    leaves: int64 [groups], the lowest region of each group.
-    sizes: private; int64 [groups], how many entities each has.
+    """How many groups of each size each lowest region has, in runs by region and size upward.
+
+    Attributes:
+        regions: public.
+        leaves: private, as are the others; int64 [runs], the lowest region of each run.
+        sizes: int64 [runs], how many entities each group of the run has; none twice in a region.
+        counts: int64 [runs], how many groups it has, at least one.
     """
 
     regions: RegionTree
     leaves: np.ndarray
     sizes: np.ndarray
+    counts: np.ndarray
 
 
-def count_groups(entities: Any, groups: Any, hierarchy: Any, *, private_groups: bool) -> Groups:
-    """The size and the region of every group; groups without entities have size 0.
+def count_groups(entities: Any, groups: Any, hierarchy: Any, *, private_groups: bool, memory_limit: int = 1 << 30) -> Groups:
+    """How many groups there are of each size, those without entities too.
 
     Args:
         entities: private; rows with the columns entity and group.
         groups: rows with the columns group and region; public, or with ``private_groups`` private: then of several rows with the
             same group the first counts, and one without a group, or in no region of the hierarchy, not at all.
         hierarchy: public; see :meth:`RegionTree.from_table`.
+        memory_limit: bytes for DuckDB, where ``entities`` is a Parquet file or a relation.
     """
     regions, leaf_of = RegionTree.from_table(hierarchy)
-    names, leaves = _keys(groups, ("group", "region"), "groups")
+    _check_columns(groups, _GROUPS, "groups")
+    _check_columns(entities, _ENTITIES, "entities")
+    if is_large(entities):
+        with GroupCounter(memory_limit) as counter:
+            counter.place_groups(groups, leaf_of)
+            if not private_groups:
+                counter.check_public(_check_public)
+            return Groups(regions, *counter.sizes(entities))
+    names, leaves = _keys(groups)
     places: dict[str, int] = {}
     where: list[int] = []
     for row, (name, region) in enumerate(zip(names.tolist(), leaves.tolist(), strict=True)):
@@ -47,7 +63,9 @@ def count_groups(entities: Any, groups: Any, hierarchy: Any, *, private_groups: 
             continue
         places[name] = len(where)
         where.append(leaf)
-    return Groups(regions, np.array(where, dtype=np.int64), _sizes(entities, places))
+    pairs = np.stack([np.array(where, dtype=np.int64), _sizes(entities, places)])
+    (of_leaf, of_size), counts = np.unique(pairs, axis=1, return_counts=True)
+    return Groups(regions, of_leaf, of_size, counts)
 
 
 def _check_public(row: int, name: Any, region: Any, leaf: int | None, leaf_before: int | None) -> None:
@@ -59,9 +77,8 @@ def _check_public(row: int, name: Any, region: Any, leaf: int | None, leaf_befor
         raise ValueError(f"groups has group {name!r} in two regions, {region!r} and another: a group has one place.")
 
 
-def _keys(table: Any, names: tuple[str, ...], argument: str) -> list[np.ndarray]:
-    _check_columns(table, names, argument)
-    parts = [[key_texts(column) for column in chunk] for chunk in tables.chunks(table, names)]
+def _keys(groups: Any) -> list[np.ndarray]:
+    parts = [[key_texts(column) for column in chunk] for chunk in tables.chunks(groups, _GROUPS)]
     return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
@@ -73,10 +90,9 @@ def _check_columns(table: Any, names: tuple[str, ...], argument: str) -> None:
 
 
 def _sizes(entities: Any, places: dict[str, int]) -> np.ndarray:
-    _check_columns(entities, ("entity", "group"), "entities")
     sizes = np.zeros(len(places), dtype=np.int64)
     seen: set[str] = set()
-    for names, groups in tables.chunks(entities, ("entity", "group")):
+    for names, groups in tables.chunks(entities, _ENTITIES):
         found = np.array([places.get(text, -1) for text in key_texts(groups).tolist()], dtype=np.int64)
         found = found[_are_new(key_texts(names), seen)]
         sizes += np.bincount(found[found >= 0], minlength=sizes.size)

@@ -1,12 +1,17 @@
 """Releases of count-of-counts histograms: what an entity changes, by enumeration of all tables; the law of the noise; tables."""
 
 import os
+import stat
+import tempfile
 import uuid
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from fractions import Fraction
 from itertools import product
+from pathlib import Path
 
+import duckdb
+import narwhals as nw
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,8 +19,10 @@ import pytest
 from scipy import stats
 
 import dpinfer as dp
+from dpinfer.axes.categories import key_texts
 from dpinfer.inference import consistent_count_of_counts
 from dpinfer.mechanisms import CountOfCounts, count_of_counts, count_of_counts_from_histograms
+from dpinfer.mechanisms.group_files import GroupCounter
 from dpinfer.mechanisms.group_tables import count_groups
 from dpinfer.noise import exact
 
@@ -25,6 +32,10 @@ GROUPS = {"group": ["a", "b", "c"], "region": ["x", "x", "y"]}
 
 def people(groups):
     return {"entity": range(len(groups)), "group": list(groups)}
+
+
+def runs_of(found):
+    return list(zip(found.leaves.tolist(), found.sizes.tolist(), found.counts.tolist(), strict=True))
 
 
 @pytest.fixture
@@ -132,43 +143,147 @@ def test_an_empty_and_a_one_person_hierarchy_are_noisy(people, monkeypatch):
 
 def test_whichever_table_gives_the_same_counts(tmp_path):
     entities = {"entity": [1, 2, 3, 4, 2, 6, 7, None, 9], "group": ["a", "b", "b", "c", "a", "zz", None, "a", " b "]}
-    expected = [1, 3, 1]
     pd.DataFrame(entities).to_csv(tmp_path / "entities.csv", index=False)
     pd.DataFrame(GROUPS).to_parquet(tmp_path / "groups.parquet")
+    pl.DataFrame(entities).write_parquet(tmp_path / "entities.parquet")
     tables = [entities, pd.DataFrame(entities), pl.DataFrame(entities), pl.DataFrame(entities).lazy(), tmp_path / "entities.csv"]
-    for table in tables:
+    relation = duckdb.from_arrow(pl.DataFrame(entities).to_arrow())
+    for table in (*tables, tmp_path / "entities.parquet", relation, nw.from_native(relation)):
         for groups in (GROUPS, pl.DataFrame(GROUPS), tmp_path / "groups.parquet"):
             found = count_groups(table, groups, HIERARCHY, private_groups=False)
             # The second row of entity 2, those of no listed group and the one without a name do not count.
-            assert found.sizes.tolist() == expected
-            assert found.leaves.tolist() == [0, 0, 1]
+            assert runs_of(found) == [(0, 1, 1), (0, 3, 1), (1, 1, 1)]
     # Numbers are told apart by what they are worth, however they are spelled.
     numbered = {"group": [1, 2], "region": ["x", "y"]}
     for column in ([1, 2, 2], ["1", "2.0", " 2 "], [1.0, 2.0, 2.0], np.array([1, 2, 2], dtype=np.uint8)):
         entities = {"entity": range(3), "group": column}
-        assert count_groups(entities, numbered, HIERARCHY, private_groups=False).sizes.tolist() == [1, 2]
+        assert runs_of(count_groups(entities, numbered, HIERARCHY, private_groups=False)) == [(0, 1, 1), (1, 2, 1)]
     names = [uuid.UUID(int=1), True, "NA"]
     pd.DataFrame({"entity": [1, 2, 3], "group": [str(names[0]), "true", "NA"]}).to_parquet(tmp_path / "entities.parquet")
     named = {"group": names, "region": ["x", "y", "y"]}
     found = count_groups(tmp_path / "entities.parquet", named, HIERARCHY, private_groups=False)
-    assert found.sizes.tolist() == [1, 1, 1]
+    assert runs_of(found) == [(0, 1, 1), (1, 1, 2)]
 
 
-def test_public_tables_are_checked_and_private_ones_are_not():
+# Names that are the same though spelled differently, or not though alike; in columns of all types that files have.
+NAMES = [
+    "1",
+    " 1",
+    "1.0",
+    "01",
+    "1.50",
+    "-0",
+    "true",
+    "TRUE",
+    "False ",
+    "NA",
+    "nan",
+    "",
+    " ",
+    None,
+    "a b",
+    "\u2003é",
+    'x\n"y',
+    "ab",
+    "1e3",
+]
+COLUMNS = {
+    "texts": pl.Series(NAMES),
+    "numbers": pl.Series([1.0, 2.0, -0.0, 1.5, float("nan"), float("inf"), None, 1e300, 1000.0]),
+    "singles": pl.Series([1.0, 2.0, 0.1, 1.5, None], dtype=pl.Float32),
+    "booleans": pl.Series([True, False, None]),
+    "integers": pl.Series([1, 2, 0, 1000, None]),
+    "bytes": pl.Series([1, 2, 0, None], dtype=pl.UInt8),
+    "largest": pl.Series([1, 2**64 - 1, None], dtype=pl.UInt64),
+    "decimals": pl.Series(["1.00", "1.50", "1000.00", None]).cast(pl.Decimal(10, 2)),
+    "blobs": pl.Series([b"1", b"ab", b"\xff", None]),
+}
+
+
+@pytest.mark.parametrize("of_entities", COLUMNS)
+def test_files_give_the_counts_that_frames_give(tmp_path, of_entities):
+    generator = np.random.default_rng(len(of_entities))
+    kind = COLUMNS[of_entities]
+    for of_groups, is_private in ((of_entities, False), (of_entities, True), ("texts", True), ("integers", False)):
+        entities = pl.DataFrame(
+            {"entity": kind[generator.integers(0, len(kind), 60)], "group": kind[generator.integers(0, len(kind), 60)]}
+        )
+        # Every second name is the entity's own, so that more than the first few count.
+        entities = pl.concat(
+            [entities, entities.with_columns(entity=pl.Series(range(60)).cast(pl.String))], how="vertical_relaxed"
+        )
+        entities.write_parquet(tmp_path / "entities.parquet")
+        groups = pl.DataFrame({"group": COLUMNS[of_groups], "region": generator.choice(["x", "y"], len(COLUMNS[of_groups]))})
+        if not is_private:
+            keys = key_texts(groups["group"].to_numpy() if of_groups in ("numbers", "singles") else groups["group"].to_list())
+            groups = groups.filter(pl.Series([key is not None and key not in keys[:i] for i, key in enumerate(keys)]))
+        groups.write_parquet(tmp_path / "groups.parquet")
+        expected = count_groups(entities, groups, HIERARCHY, private_groups=is_private)
+        assert expected.sizes.max() > 0 or of_groups != of_entities
+        for table in (groups, tmp_path / "groups.parquet"):
+            found = count_groups(tmp_path / "entities.parquet", table, HIERARCHY, private_groups=is_private)
+            assert runs_of(found) == runs_of(expected)
+
+
+def test_more_entities_than_memory_holds(tmp_path, monkeypatch):
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(aside))
+    # 300,000 people whose names take 32 characters each, in 100,000 households, counted in 64 MiB. Every name comes twice.
+    entities, groups = tmp_path / "entities.parquet", tmp_path / "groups.parquet"
+    for path, query in (
+        (
+            entities,
+            'md5((range % 300000)::VARCHAR) AS entity, if(range < 300000, range * 7 % 100000, 5) AS "group" FROM range(600000)',
+        ),
+        (groups, "range AS \"group\", if(range % 2 = 0, 'y', 'x') AS region FROM range(100001)"),
+    ):
+        duckdb.execute(f"COPY (SELECT {query}) TO '{path}' (FORMAT parquet)")
+    found = count_groups(entities, groups, HIERARCHY, private_groups=False, memory_limit=64 << 20)
+    sizes = np.bincount(np.arange(300_000) * 7 % 100_000, minlength=100_001)
+    runs, counts = np.unique([np.arange(100_001) % 2 == 0, sizes], axis=1, return_counts=True)
+    assert runs_of(found) == list(zip(*runs.tolist(), counts.tolist(), strict=True))
+    with pytest.raises(ValueError, match="memory_limit is too small"):
+        count_groups(entities, groups, HIERARCHY, private_groups=False, memory_limit=1 << 20)
+    # What was put aside is gone.
+    assert list(aside.iterdir()) == []
+
+
+def test_what_is_put_aside_is_the_owners(monkeypatch):
+    seen = []
+    run = GroupCounter.sizes
+
+    def look(self, entities):
+        folder = Path(self._folder.name)
+        seen.append(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        return run(self, entities)
+
+    monkeypatch.setattr(GroupCounter, "sizes", look)
+    count_groups(duckdb.from_arrow(pl.DataFrame(people("ab")).to_arrow()), GROUPS, HIERARCHY, private_groups=False)
+    assert not seen[0].exists()
+
+
+def test_public_tables_are_checked_and_private_ones_are_not(tmp_path):
     entities = people("a")
+    pl.DataFrame(entities).write_parquet(tmp_path / "entities.parquet")
     for change, message in (
         ({"region": ["x", "x", "z"]}, "'c' in region 'z', which hierarchy does not have"),
         ({"group": ["a", "b", "a"]}, "'a' in two regions"),
         ({"group": ["a", None, "c"]}, "no group in row 2"),
         ({"region": ["x", None, "y"]}, "no region in row 2"),
     ):
-        with pytest.raises(ValueError, match=message):
-            count_of_counts(entities, GROUPS | change, HIERARCHY, epsilon=1, max_size=3)
-        # The same are passed over without a word if the table is private.
-        count_of_counts(entities, GROUPS | change, HIERARCHY, epsilon=1, max_size=3, private_groups=True)
+        pl.DataFrame(GROUPS | change).write_parquet(tmp_path / "groups.parquet")
+        for people_of in (entities, tmp_path / "entities.parquet"):
+            for groups in (GROUPS | change, tmp_path / "groups.parquet"):
+                with pytest.raises(ValueError, match=message):
+                    count_of_counts(people_of, groups, HIERARCHY, epsilon=1, max_size=3)
+                # The same are passed over without a word if the table is private.
+                count_of_counts(people_of, groups, HIERARCHY, epsilon=1, max_size=3, private_groups=True)
     # Twice the same says nothing new.
     twice = {"group": ["a", "a"], "region": ["x", "x"]}
-    assert count_groups(entities, twice, HIERARCHY, private_groups=False).sizes.tolist() == [1]
+    for people_of in (entities, tmp_path / "entities.parquet"):
+        assert runs_of(count_groups(people_of, twice, HIERARCHY, private_groups=False)) == [(0, 1, 1)]
     for groups, some in ((GROUPS, {"entity": [1]}), ({"group": ["a"]}, entities), (GROUPS, {"group": ["a"]})):
         with pytest.raises(ValueError, match="must have the columns"):
             count_of_counts(some, groups, HIERARCHY, epsilon=1, max_size=3)
