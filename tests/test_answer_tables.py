@@ -62,6 +62,7 @@ def test_named_ranges_and_the_cumulative_curve(estimate):
     assert np.all(simulated["upper"] <= curve["upper"])
 
 
+@pytest.mark.slow
 def test_the_band_holds_the_whole_curve_as_often_as_it_says():
     domain, tree = dp.Domain({"x": dp.Axis.integers(0, 16)}), dp.queries.Tree.complete(16, 4)
     truth, held = np.arange(16.0), []

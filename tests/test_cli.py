@@ -25,6 +25,7 @@ def shown(tmp_path_factory):
     return command("demo", cwd=folder, JAX_ENABLE_X64="0"), folder
 
 
+@pytest.mark.slow
 def test_demo_prints_its_tables_and_names_the_figure(shown):
     done, folder = shown
     assert done.returncode == 0, done.stderr
@@ -167,6 +168,7 @@ def test_a_loss_in_rho_is_shown_as_an_epsilon_at_a_delta(tmp_path):
     assert facts["epsilon at delta = 1e-6"] == pytest.approx(5.2215, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_by_what_reads_releases(july, tmp_path):
     folder, _ = july
     cache = tmp_path / "cache"
@@ -195,6 +197,7 @@ def test_answers_along_an_axis(july):
     assert "<svg" in (folder / "hours.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_reads_no_records_and_is_what_measure_does(july, tmp_path, monkeypatch, capsys):
     data = ROOT / "examples/data"
     domain = str(data / "departures.toml")

@@ -49,6 +49,7 @@ def test_what_is_no_array_file_is_refused(tmp_path):
         read_histogram(tmp_path / "objects.npy")
 
 
+@pytest.mark.slow
 def test_planes_that_left():
     flights = plane_flights()
     found = count_groups(flights.entities, flights.groups, flights.hierarchy, private_groups=False)

@@ -33,6 +33,7 @@ def test_example(path, tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_tables_explain_every_misprint():
     command = [sys.executable, FOLDER / "range_tables.py", "--most", "12"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -115,6 +116,7 @@ def test_candlesticks_of_every_method(tmp_path):
     assert found["flat"][-1] < found["binary, least squares"][-1] < found["binary, fewest nodes"][-1]
 
 
+@pytest.mark.slow
 def test_one_release_read_in_two_ways(tmp_path):
     np.save(tmp_path / "counts.npy", np.random.default_rng(0).poisson(50, 360))
     lines, numbers = run_small(tmp_path, "month_and_day", "--data", "counts.npy", "--epsilon", "1")

@@ -60,6 +60,7 @@ def test_errors_are_what_theory_says():
     assert np.square(answers.stddev).mean() == pytest.approx(37.798713235294116, rel=1e-12)  # Qardaji et al., table 3
 
 
+@pytest.mark.slow
 def test_grids():
     for method, consistent in [
         (methods.tree_of_fewest_nodes((6, 7), 2, budgets="geometric", root=False), False),

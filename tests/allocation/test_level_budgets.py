@@ -45,6 +45,7 @@ def test_the_global_optimum(n, branching):
     assert release.epsilon <= 1
 
 
+@pytest.mark.slow
 def test_a_choice_of_levels_that_is_not_tried_first():
     # 20 levels: all choices of up to six, then single changes; the best of branching 2 measures the levels of branching 16.
     found = level_budgets(2**20, 2, epsilon=1, method="optimal")

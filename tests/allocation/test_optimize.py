@@ -30,6 +30,7 @@ def error_of(workload, strategy, weights, order):
     return (2 if order == 1 else 0.5) * largest * np.einsum("ij,jk,ik->i", rows, inverse, rows).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "strategy", "unit"),
     [
@@ -81,6 +82,7 @@ def test_levels_of_a_tree():
     assert free.expected_error < 0.99 * range_variance(16, 2, level_rhos=level_budgets(16, 2, rho=1, method="optimal"))
 
 
+@pytest.mark.slow
 def test_weights_of_marginals():
     found = optimize(TWO_WAY, MARGINALS, epsilon=1, tied=LABELS)
 
@@ -104,6 +106,7 @@ def test_rows_that_do_not_help_are_not_measured():
     assert found.first_error == pytest.approx(8 * 6 / 7)
 
 
+@pytest.mark.slow
 def test_more_cells_than_a_matrix_is_formed_for(monkeypatch):
     starts = np.array([0, 3, 7, 2, 11])
     workload, strategy = Ranges(16, starts, starts + np.array([5, 10, 1, 12, 4])), Tree.complete(16, 4)
@@ -117,6 +120,7 @@ def test_more_cells_than_a_matrix_is_formed_for(monkeypatch):
         optimize(workload, strategy, epsilon=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["epsilon", "rho"])
 def test_p_identity_strategies(unit):
     workload, n = AllRange(32), 32
@@ -156,6 +160,7 @@ def test_the_eigenvalue_strategy_is_a_start():
     assert low.strategy.shape == (2, 4)
 
 
+@pytest.mark.slow
 def test_expected_error_is_the_matrix_mechanisms(monkeypatch):
     # N = 16, branching 4: the exact average over all ranges for epsilon 1 in equal parts, by trace and by answers.
     tree = Tree.complete(16, 4)

@@ -97,6 +97,7 @@ def test_invariants_that_contradict_each_other_are_named_with_the_amount():
         noisy.with_exact(Total(3), [1])
 
 
+@pytest.mark.slow
 def test_invariants_beside_a_large_strategy_without_structure(monkeypatch):
     n = 150
     monkeypatch.setattr(importlib.import_module("dpinfer.inference.least_squares"), "_MAX_DENSE_WORK", 1000)

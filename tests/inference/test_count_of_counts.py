@@ -206,6 +206,7 @@ def levels_of(cells, regions):
     return summed_up(SizeRuns.of_histograms(cells), regions)
 
 
+@pytest.mark.slow
 def test_every_promise_of_releases():
     rng = np.random.default_rng(1)
     for _ in range(60):

@@ -156,6 +156,7 @@ def tree_errors(request):
     return noise, simulated_errors(Tree.complete(64, branching), noise, AllRange(64), seed=7)
 
 
+@pytest.mark.slow
 def test_single_intervals_cover(tree_errors):
     noise, (answers, errors) = tree_errors
     size = np.array([stop - start for start, stop in zip(*AllRange(64).as_ranges(), strict=True)])
@@ -198,6 +199,7 @@ def test_normal_bonferroni_would_fail_and_is_refused():
         answers.interval(joint=True, method="normal")
 
 
+@pytest.mark.slow
 def test_published_counts_with_unequal_noise_on_a_ragged_tree():
     rng = np.random.default_rng(5)
     parents = random_parents(rng, 40, shuffled=True)

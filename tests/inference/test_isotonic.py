@@ -97,6 +97,7 @@ def test_a_stack_and_splits_find_the_same_blocks(kind, is_weighted):
         np.testing.assert_allclose(isotonic_l2.block_means(jnp.asarray(values), ids), spread, rtol=1e-12)
 
 
+@pytest.mark.slow
 @given(small, some_weights, st.booleans())
 def test_absolute_deviations_by_enumeration(values, weights, is_weighted):
     values, weights = np.array(values), np.array(weights) if is_weighted else None
@@ -199,6 +200,7 @@ def test_a_large_offset_costs_no_digits():
     np.testing.assert_array_equal(scaled, plain * 2.0**300)
 
 
+@pytest.mark.slow
 def test_float32_stays_and_integers_become_floats():
     assert isotonic_regression(np.array([2, 1], np.float32)).values.dtype == np.float32
     assert isotonic_regression(jnp.array([2, 1], jnp.float32), norm="l1").values.dtype == np.float32
@@ -267,6 +269,7 @@ def test_the_derivative_takes_memory_in_proportion_to_the_length():
     np.testing.assert_allclose(pulled(values, values), mean[np.asarray(fit.block_ids)], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_batches_equal_a_loop(norm):
     rng = np.random.default_rng(6)

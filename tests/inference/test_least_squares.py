@@ -59,6 +59,7 @@ def test_determined_answers_survive_very_different_noise():
     np.testing.assert_allclose(tiny.answer(Total(10)).stddev, 1e-100, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_dense_solution():
     rng = np.random.default_rng(1)
     strategy = VStack([Identity(4), Total(4)])  # its singular values repeat

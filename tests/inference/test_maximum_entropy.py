@@ -93,6 +93,7 @@ def test_exact_counts_are_kept():
     np.testing.assert_array_equal(empty.cells, 0)
 
 
+@pytest.mark.slow
 def test_the_total_must_be_determined():
     measurement = dp.Measurement(Ranges(6, [0, 2], [3, 4]), [4.0, 5.0], "laplace", 1.0)
     with pytest.raises(ValueError, match=r"does not determine the total.* measurement.with_exact\(queries.Total\(n\)"):

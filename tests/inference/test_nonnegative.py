@@ -107,6 +107,7 @@ def test_bias_on_empty_cells_is_mended_by_a_known_total():
     np.testing.assert_allclose(known.cells, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_65536_cells():
     strategy = Tree.complete(2**16, 16)
     estimate = nonnegative_least_squares(dp.Measurement(strategy, noisy(strategy), "laplace", 1.0))

@@ -33,6 +33,7 @@ def test_the_variance_behind_the_interval_is_that_of_the_linear_answer():
     assert (found.lower[0], found.upper[0]) == (possible[0], possible[-1])
 
 
+@pytest.mark.slow
 def test_intervals_cover():
     rng = np.random.default_rng(1)
     truth = rng.integers(0, 60, 64)

@@ -216,6 +216,7 @@ def test_steps_do_not_depend_on_the_units():
     assert int(first.num_steps) < 200
 
 
+@pytest.mark.slow
 def test_a_large_strategy_without_structure():
     n = 20_000
     rng = np.random.default_rng(0)
@@ -308,6 +309,7 @@ def test_small_shares_of_what_is_open_are_seen():
     assert np.isinf(estimate.expected_stddev(Ranges(64, [0], [63]))).all()
 
 
+@pytest.mark.slow
 def test_rows_of_zeros_have_no_error_and_no_derivative():
     empty = Ranges(6, [0, 1], [0, 3])
     for queries in (

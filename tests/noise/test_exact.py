@@ -31,6 +31,7 @@ def seeded(rng, size):
     return rng.integers(0, 2**64, size, dtype=np.uint64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 5, 63])
 def test_few_bits_give_the_same_law_as_many(bits):
     # With 2 or 5 bits almost every draw is settled in exact arithmetic, with 63 almost none.
