@@ -166,3 +166,22 @@ def least_deviation_fits(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     rows = np.array(list(itertools.combinations_with_replacement(range(values.min(), values.max() + 1), len(values))))
     sums = np.abs(rows - values) @ weights
     return rows[sums == sums.min()]
+
+
+def best_partitions(values: np.ndarray, weights: np.ndarray, cost: str) -> np.ndarray:
+    """[n], the least cost of the values in 1, 2, ..., n bins of consecutive ones, by trying all 2^(n-1) partitions."""
+    n = values.size
+
+    def bin_cost(j: int, i: int) -> float:
+        x, w = values[j:i], weights[j:i]
+        if cost == "sse":
+            middle = (w * x).sum() / w.sum() if w.sum() > 0 else 0.0
+            return float((w * (x - middle) ** 2).sum())
+        return float(min((w * np.abs(x - v)).sum() for v in x))
+
+    costs = {(j, i): bin_cost(j, i) for j in range(n) for i in range(j + 1, n + 1)}
+    best = np.full(n, np.inf)
+    for cuts in range(2 ** (n - 1)):
+        ends = [0, *(k for k in range(1, n) if cuts >> (k - 1) & 1), n]
+        best[len(ends) - 2] = min(best[len(ends) - 2], sum(costs[pair] for pair in itertools.pairwise(ends)))
+    return best

@@ -12,6 +12,7 @@ from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
+from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
 from dpinfer.inference.unattributed import unattributed_histogram
 from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
@@ -20,6 +21,7 @@ __all__ = [
     "CountOfCountsEstimate",
     "IsotonicFit",
     "LinearEstimate",
+    "Segmentation",
     "bootstrap",
     "bootstrap_count_of_counts",
     "consistent_count_of_counts",
@@ -29,7 +31,9 @@ __all__ = [
     "least_squares",
     "maximum_entropy",
     "nonnegative_least_squares",
+    "penalized_v_optimal",
     "round_preserving_total",
     "unattributed_histogram",
+    "v_optimal",
     "zeroed_subtrees",
 ]

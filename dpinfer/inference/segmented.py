@@ -28,14 +28,38 @@ def segmented(by_scan: Fit, at_once: Fit) -> Fit:
 
     @fit.def_vmap
     def _(axis_size: int, in_batched: Any, *given: Any) -> Any:
-        flat, structure = jax.tree.flatten(given)
-        are_batched = jax.tree.leaves(in_batched)
-        rows = [x if b else jnp.broadcast_to(x, (axis_size, *x.shape)) for x, b in zip(flat, are_batched, strict=True)]
-        args = jax.tree.unflatten(structure, rows)
-        found = _by_platform(partial(_row_by_row, fit), partial(_as_segments, fit), *args)
+        rows = _rows(axis_size, in_batched, given)
+        found = _by_platform(partial(_row_by_row, fit), partial(_as_segments, fit), *rows)
         return found, jax.tree.map(lambda _: True, found)
 
     return fit
+
+
+def by_rows(by_scan: Fit, at_once: Fit) -> Fit:
+    """A function that runs ``by_scan`` on a CPU, a batch row by row, and elsewhere ``at_once``, a batch by ``jax.vmap``.
+
+    Both must compute the same, of any arrays (None among them).
+    """
+
+    @custom_vmap
+    def fit(*given: Any) -> Any:
+        return _by_platform(by_scan, at_once, *given)
+
+    @fit.def_vmap
+    def _(axis_size: int, in_batched: Any, *given: Any) -> Any:
+        rows = _rows(axis_size, in_batched, given)
+        found = _by_platform(partial(_row_by_row, fit), jax.vmap(at_once), *rows)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return fit
+
+
+def _rows(axis_size: int, in_batched: Any, given: Any) -> Any:
+    """The arguments, each with a row for every problem."""
+    flat, structure = jax.tree.flatten(given)
+    are_batched = jax.tree.leaves(in_batched)
+    rows = [x if b else jnp.broadcast_to(x, (axis_size, *x.shape)) for x, b in zip(flat, are_batched, strict=True)]
+    return jax.tree.unflatten(structure, rows)
 
 
 def _by_platform(on_cpu: Fit, elsewhere: Fit, *given: Any) -> Any:
