@@ -24,6 +24,14 @@ class Deviations(NamedTuple):
         """Of the cells j to i - 1 in one bin; j may be an array."""
         return self.costs.at[i, j].get(mode="promise_in_bounds")
 
+    def starts(self, best: jax.Array) -> jax.Array:
+        """As :meth:`Sums.starts`."""
+        return best
+
+    def total(self, starts: jax.Array, j: Any, i: Any) -> Any:
+        """As :meth:`Sums.total`."""
+        return read(starts, j) + self.cost(j, i)
+
 
 class _Ranked(NamedTuple):
     """Some of the cells in the order of their values: places 1 to n, each with the next and the one before that is still there.

@@ -25,6 +25,7 @@ def _table_by_scan(bins: Any, whole: jax.Array, num_bins: int) -> jax.Array:
 
     def row(k: jax.Array, carry: Any) -> Any:
         table, before = carry
+        starts = bins.starts(before)
 
         # As in ``segment_squares``: a list of cuts from place 1 on, and what a step finds is written by the next.
         def cell(i: jax.Array, carry: Any) -> Any:
@@ -37,7 +38,7 @@ def _table_by_scan(bins: Any, whole: jax.Array, num_bins: int) -> jax.Array:
                 at, kept, place, cut, cuts, low = carry
                 cuts = write(cuts, place, cut)
                 j = read(cuts, at)
-                cost = read(before, j) + bins.cost(j, i)
+                cost = bins.total(starts, j, i)
                 keeps = cost < bar
                 kept = kept + keeps
                 return at + 1, kept, jnp.where(keeps, kept, 0), j, cuts, jnp.minimum(low, cost)

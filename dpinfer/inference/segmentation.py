@@ -11,6 +11,7 @@ from jax.ops import segment_min, segment_sum
 from dpinfer import _checks
 from dpinfer._pytree import pytree
 from dpinfer.inference import segment_deviations, segment_squares
+from dpinfer.inference.isotonic_l2 import block_means
 from dpinfer.inference.segment_numbers import begins_of_number
 from dpinfer.queries.base import as_array
 
@@ -150,14 +151,12 @@ def _filled(
 
 def bin_means(values: jax.Array, weights: jax.Array | None, ids: jax.Array) -> jax.Array:
     """[n], for each cell the weighted mean of its bin; 0 where that has no weight."""
-    options: dict[str, Any] = {"num_segments": values.shape[0], "indices_are_sorted": True}
-    weights = jnp.ones_like(values) if weights is None else weights
-    # About a value of the bin itself, so that large ones keep their digits.
-    first = segment_min(jnp.arange(values.shape[0]), ids, **options)
-    center = jax.lax.stop_gradient(values)[jnp.minimum(first, values.shape[0] - 1)]
-    mass = segment_sum(weights, ids, **options)
-    total = segment_sum(weights * (values - center[ids]), ids, **options)
-    return jnp.where(mass > 0, center + total / jnp.where(mass > 0, mass, 1), 0)[ids]
+    # About one of the values, so that an offset common to all costs no digits.
+    center = jax.lax.stop_gradient(jnp.maximum(values.min(), 0) + jnp.minimum(values.max(), 0))
+    if weights is None:
+        return block_means(values - center, ids) + center
+    mass = block_means(weights, ids)
+    return jnp.where(mass > 0, block_means(weights * (values - center), ids) / jnp.where(mass > 0, mass, 1) + center, 0)
 
 
 def bin_medians(values: jax.Array, weights: jax.Array | None, ids: jax.Array) -> jax.Array:
