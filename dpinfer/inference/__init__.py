@@ -10,6 +10,7 @@ from dpinfer.inference.group_bootstrap import bootstrap_count_of_counts
 from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
+from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
@@ -21,6 +22,7 @@ __all__ = [
     "CountOfCountsEstimate",
     "IsotonicFit",
     "LinearEstimate",
+    "NoiseFirstEstimate",
     "Segmentation",
     "bootstrap",
     "bootstrap_count_of_counts",
@@ -30,6 +32,7 @@ __all__ = [
     "isotonic_regression",
     "least_squares",
     "maximum_entropy",
+    "noise_first",
     "nonnegative_least_squares",
     "penalized_v_optimal",
     "round_preserving_total",
