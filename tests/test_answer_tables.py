@@ -49,6 +49,7 @@ def test_an_xarray_dataset(estimate):
     assert float(dataset["upper"].sel(age="18..65", sex="other")) == table["upper"][5]
 
 
+@pytest.mark.slow
 def test_named_ranges_and_the_cumulative_curve(estimate):
     table = range_table(estimate, DOMAIN, ["young=age:0..18", "late women=sex:f,late:1"])
     assert table["name"].tolist() == ["young", "late women"]

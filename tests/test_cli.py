@@ -55,6 +55,7 @@ def test_demo_errors_agree_with_theory(shown):
         assert tree == pytest.approx(tree_theory, rel=slack)
 
 
+@pytest.mark.slow
 def test_demo_says_that_it_cannot_write(tmp_path, monkeypatch, capsys):
     done = command("demo", "--figure", "missing/figure.png", cwd=tmp_path)
     assert done.returncode == 1
@@ -189,6 +190,7 @@ def test_compiled_programs_are_kept_by_what_reads_releases(july, tmp_path):
     assert (none.returncode, none.stdout, none.stderr) == (0, first.stdout, "")
 
 
+@pytest.mark.slow
 def test_answers_along_an_axis(july):
     folder, _ = july
     done = command("answer", "july.npz", "--axis", "dep_time", "--every", "100", "--plot", "hours.svg", cwd=folder)

@@ -113,6 +113,7 @@ def test_simulated_errors_under_every_budget(budget, shape):
     assert np.all(np.abs(result.squared_error - result.expected) < 5 * result.standard_error)
 
 
+@pytest.mark.slow
 def test_simulated_errors_of_a_biased_estimator():
     arguments = {"epsilon": 1.0, "key": jax.random.key(2), "num_draws": 100, "by_answer": True}
     result = evaluation.simulate_error(Identity(6), nonnegative_least_squares, np.zeros(6), Identity(6), **arguments)

@@ -81,6 +81,7 @@ def test_grids():
     assert methods.consistent_tree((9, 9), 3).strategy == Tree.grid((9, 9), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [Tree.complete(8, 2, root=True), Tree.grid((3, 4), 2)], ids=repr)
 def test_zeroed_subtrees_by_walking_down(tree):
     values = np.random.default_rng(5).normal(1, 3, tree.shape[0])

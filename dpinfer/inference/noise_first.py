@@ -132,14 +132,15 @@ def noise_first(
     if _checks.is_concrete(spread):
         host = np.asarray(spread, dtype=float)
         if (host == 0).any():
-            raise ValueError("measurement must have noise in every cell; known_cells of scale 0 have none to average.")
+            raise ValueError("measurement must have noise in every cell; exact counts, of scale 0, have none to average out.")
+        if not np.isfinite(host).any():
+            raise ValueError("measurement must have at least one cell of finite scale.")
         if not host.ndim or (np.ptp(host) == 0 and np.isfinite(host).all()):
             common, spread = float(host.flat[0]), None
     elif not np.ndim(spread):
         common, spread = spread, None
     _checks.finite("measurement", measurement.values)
-    if common is not None and _checks.is_concrete(common) and not np.isfinite(common):
-        raise ValueError("measurement must have at least one cell of finite scale.")
+    _checks.exact_in_float("measurement", measurement.values)
     return _estimate(measurement.values, common, spread, price, statistic == "median", bins, bool(grows), bool(keep_unequal))
 
 

@@ -21,6 +21,7 @@ def equal(n, branching):
     return np.full(num_levels(n, branching), 1 / num_levels(n, branching))
 
 
+@pytest.mark.slow
 def test_best_branchings_with_consistency():
     found = [best_branching(n, max_branching=1024 if n <= 2**10 else 64) for n in SIZES]
     assert found == [16, 32, 8, 12, 16, 23, 11, 13, 16, 21, 12, 14, 16, 20, 13, 14, 16]
@@ -48,6 +49,7 @@ def test_the_papers_algorithms():
         estimated_range_variance(4, 2, [0, 1])
 
 
+@pytest.mark.slow
 def test_when_flat_is_best():
     def flat_is_best(n, **given):
         return best_branching(n, max_branching=n, **given) == n

@@ -180,6 +180,7 @@ def test_theorem_4_holds_for_small_branchings_only(branching, h):
     assert least <= 3 / (2 * (branching - 1) * (h - 1) - branching)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [27, (7, 2)], ids=str)
 @pytest.mark.parametrize("consistent", [True, False])
 def test_derivatives_and_batches(n, consistent):

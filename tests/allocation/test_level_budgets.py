@@ -55,6 +55,7 @@ def test_a_choice_of_levels_that_is_not_tried_first():
     assert len({s.tobytes() for s in _near(_subsets(5)[3])}) == 4 + 3  # flips, and moves of the one level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "branching", "given"),
     [(100, 3, {}), (30, 2, {"root": True}), (8, 3, {"dims": 2}), (9, 3, {"dims": 3, "root": True})],

@@ -72,6 +72,7 @@ def test_under_rho_no_weights_can_be_better():
     assert (value + slopes @ squares - most) / value > 1 - 1e-3
 
 
+@pytest.mark.slow
 def test_levels_of_a_tree():
     tied = optimize(AllRange(64), Tree.complete(64, 2), epsilon=1, tied="levels")
     budgets = level_budgets(64, 2, epsilon=1, method="optimal")
@@ -99,6 +100,7 @@ def test_weights_of_marginals():
     assert np.square(answers).mean() == pytest.approx(found.expected_error, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_help_are_not_measured():
     found = optimize(Total(6), VStack([Identity(6), Total(6)]), epsilon=1)
     assert found.row_weights.tolist() == [0.0] * 6 + [1.0]

@@ -9,6 +9,7 @@ from dpinfer.inference import bootstrap, nonnegative_least_squares
 from dpinfer.queries import AllRange, Identity, Prefix, Total, Tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["laplace", "discrete_laplace", "gaussian", "discrete_gaussian"])
 def test_of_least_squares_it_finds_the_exact_standard_deviations(noise):
     tree = Tree.complete(9, 3)

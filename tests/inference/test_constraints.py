@@ -26,6 +26,7 @@ INVARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_invariants_against_the_null_space_method(name):
     strategy, known = INVARIANTS[name]
@@ -70,6 +71,7 @@ def test_a_known_total_on_a_stack_of_partitions_is_kept_by_the_tree():
         jax.jit(lambda s: dp.least_squares(dp.Measurement(Identity(2), [1, 2], "laplace", s)).constraint_residual)(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5])
 @pytest.mark.parametrize("law", ["laplace", "discrete_laplace", "gaussian"])
 def test_intervals_beside_an_exact_cell(n, law):

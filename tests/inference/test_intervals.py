@@ -65,6 +65,7 @@ def test_gaussian_answers_are_normal():
     np.testing.assert_allclose((joint[1] - joint[0]) / 2, half, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", [1, 2, 5, 40, 3000])
 def test_condensed_sums_have_the_same_quantiles(terms):
     rng = np.random.default_rng(terms)

@@ -69,6 +69,7 @@ ALL_AT_ONCE = jax.jit(isotonic_l2._by_splitting)
 BY_STACK = jax.jit(isotonic_l2._by_stack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "falling", "rising", "constant", "powers", "one low at the end", "ties", "offset"])
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_a_stack_and_splits_find_the_same_blocks(kind, is_weighted):
@@ -124,6 +125,7 @@ def test_absolute_deviations_by_enumeration(values, weights, is_weighted):
 BY_SCAN, BY_THRESHOLDS = jax.jit(isotonic_l1._by_scan), jax.jit(isotonic_l1._by_thresholds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "ties", "falling"])
 def test_a_heap_and_thresholds_find_the_same_fits(kind):
     n = 300
@@ -221,6 +223,7 @@ WEIGHTS = np.array([1.1, 2.0, 0.52, 1.03, 3.0, 1.01, 1.3, 0.25])
 DIRECTION = np.array([0.3, -0.2, 0.5, 1.0, -0.7, 0.1, 0.9, 0.4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 @pytest.mark.parametrize(("is_weighted", "increasing"), [(False, True), (True, False)])
 def test_derivatives_against_differences(norm, is_weighted, increasing):

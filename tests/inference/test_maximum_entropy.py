@@ -137,6 +137,7 @@ def test_transforms(with_total):
     np.testing.assert_allclose(batch, [value, loss(2 * values, scale)], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_derivative_in_the_queries():
     def loss(matrix):
         queries = VStack([MARGINALS, Dense(matrix)])

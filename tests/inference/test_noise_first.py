@@ -34,6 +34,7 @@ def vectors():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", vectors())
 def test_the_number_of_bins_is_the_best_of_all(kind):
     values, scale = vectors()[kind], 0.8
@@ -113,6 +114,7 @@ def test_constant_cells():
     assert float((fits.cells**2).mean()) < 0.127
 
 
+@pytest.mark.slow
 def test_any_measurement_of_cells():
     values = vectors()["steps"]
     release = dp.Release.from_values(Identity(N), values, noise="gaussian", stddev=2.0)
@@ -143,6 +145,7 @@ def test_any_measurement_of_cells():
     assert (normal.cells == noise_first(noisy(values), statistic="median").cells).all()
 
 
+@pytest.mark.slow
 def test_answers_and_error_bars():
     measurement = noisy(vectors()["steps"], 2.0)
     fit = noise_first(measurement)
@@ -168,6 +171,7 @@ def test_answers_and_error_bars():
         (lambda: noise_first(noisy([1.0, 2]), statistic="mode"), "statistic must be one of"),
         (lambda: noise_first(noisy([1.0, 2], [1.0, 0])), "noise in every cell"),
         (lambda: noise_first(noisy([1.0, 2], np.inf)), "at least one cell of finite scale"),
+        (lambda: noise_first(noisy([1.0, 2], [np.inf, np.inf])), "at least one cell of finite scale"),
     ],
 )
 def test_bad_arguments_are_named(call, message):

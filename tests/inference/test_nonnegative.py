@@ -149,6 +149,7 @@ def test_transforms(with_total):
     assert float(jax.jit(loss)(values, scale)) == pytest.approx(float(value), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_named():
     measurement = dp.Measurement(Prefix(4), np.arange(4.0), "laplace", 1.0)
     with pytest.raises(ValueError, match=r"No non-negative cells keep all exact counts: row 4, which says -3, is missed by"):

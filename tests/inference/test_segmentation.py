@@ -53,6 +53,7 @@ def cost_of(values, weights, ids, cost):
 numbers = st.sampled_from([-3.0, 0.0, 0.5, 1.0, 1.0, 2.0, 7.25])
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.lists(numbers, min_size=9, max_size=9),
@@ -131,6 +132,7 @@ def optimal(costs, penalty):
     return best[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VECTORS)
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_every_way_finds_the_least_cost(kind, is_weighted):
@@ -182,6 +184,7 @@ def test_few_cuts_are_looked_at():
         assert float(fit.cost) + penalty * int(fit.num_bins) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_batches_and_derivatives():
     rng = np.random.default_rng(2)
     rows = rng.laplace(0, 5, (4, 30)) + np.repeat([0, 40, 10], 10)

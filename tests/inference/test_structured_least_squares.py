@@ -84,6 +84,7 @@ def workloads_of(strategy):
         yield Boxes((a, b), [[0, 1]], [[a, b]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_structure_against_dense_least_squares(name):
     strategy, kind, sharing = CASES[name]
@@ -281,6 +282,7 @@ def gaussian(queries, values, stddev):
     return dp.least_squares(dp.Measurement(queries, values, "gaussian", stddev))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [1e3, 1e6, 1e8])
 def test_noise_of_very_different_size_keeps_its_digits(far):
     # Exact values by hand: the first row tells next to nothing, so that the second alone answers.

@@ -80,6 +80,7 @@ def test_an_irregular_tree_with_an_unmeasured_node():
     np.testing.assert_allclose(result.covariance(tree), case["covariance"], rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EXPECTED["range_variance"], ids=lambda c: f"{c['method']}-{c['n']}")
 def test_average_variance_over_all_ranges(case):
     # Table 3 of Qardaji et al. where least squares is right, and its extension: every range's variance enters the average.
@@ -96,6 +97,7 @@ def test_average_variance_over_all_ranges(case):
     assert average == pytest.approx(case["expected"], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("branching", "levels"), [(2, 3), (2, 11), (4, 3), (4, 11), (8, 4)])
 def test_all_leaves_but_the_first_and_last(branching, levels):
     # The query of Hay et al., Theorem 4(iii); on its bound see tests/accuracy/test_range_variance.py.
@@ -150,6 +152,7 @@ def test_random_ragged_trees_against_dense_least_squares(seed):
     np.testing.assert_allclose(result.covariance(rows), truth, atol=1e-10 * np.abs(truth).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", [False, True])
 @pytest.mark.parametrize(("n", "branching"), [(1, 2), (27, 3), (50, 4)])
 def test_complete_and_cut_trees_against_dense_least_squares(n, branching, root):
@@ -203,6 +206,7 @@ def test_a_quadtree_is_measured_level_by_level():
         dp.least_squares(dp.Release.from_values(tree, [1] + [0] * 19, noise="laplace", scale=[0] * 20))
 
 
+@pytest.mark.slow
 def test_a_range_answer_takes_any_workload_the_same_way():
     tree = Tree.complete(35, 3)
     result = estimate(tree, np.arange(float(tree.shape[0])), 10.0 ** np.linspace(-1, 1, tree.shape[0]))

@@ -94,6 +94,7 @@ def test_harmonic_numbers_of_long_runs():
         sorted_counts_error([3, 0], epsilon=1)
 
 
+@pytest.mark.slow
 def test_error_bars_by_the_bootstrap():
     truth = np.repeat([2, 30, 60], [30, 20, 10])
     release = sorted_counts(truth, epsilon=1)

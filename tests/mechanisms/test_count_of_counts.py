@@ -141,6 +141,7 @@ def test_an_empty_and_a_one_person_hierarchy_are_noisy(people, monkeypatch):
     assert noise_law(2, (private.levels[1].arrays["tails"] - tails).ravel()) > 1e-3
 
 
+@pytest.mark.slow
 def test_whichever_table_gives_the_same_counts(tmp_path):
     entities = {"entity": [1, 2, 3, 4, 2, 6, 7, None, 9], "group": ["a", "b", "b", "c", "a", "zz", None, "a", " b "]}
     pd.DataFrame(entities).to_csv(tmp_path / "entities.csv", index=False)
@@ -200,6 +201,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_entities", COLUMNS)
 def test_files_give_the_counts_that_frames_give(tmp_path, of_entities):
     generator = np.random.default_rng(len(of_entities))

@@ -116,6 +116,7 @@ def test_expected_errors_of_one_run():
     assert abs(distance.mean() - 7.102094513188885) < 4 * distance.std() / np.sqrt(releases)
 
 
+@pytest.mark.slow
 def test_runs_are_as_the_fit_of_noisy_counts():
     # Realistic counts: the same squared error on average as of the fit to counts with a noise each.
     cells = np.repeat([0, 1, 2, 9, 40], [300, 200, 60, 5, 1])

@@ -127,6 +127,7 @@ def test_expected_variance_and_kurtosis():
 # ---- Sums of continuous noises by other means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "length"), [(2, 500), (3, 500), (3, 3), (20, 500), (500, 500), (10_000, 10_000)])
 def test_the_integral_agrees_with_the_recurrence_on_equal_scales(n, length):
     scales = jnp.asarray(lengthened(np.ones(n), length))
@@ -461,6 +462,7 @@ def test_discrete_sums_against_convolutions(scales):
 TWO_ALIKE = np.array([0.002, 0.01, 0.02, 0.05, 0.3, 1.0, 20.0, 1e4, 1e8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", TWO_ALIKE)
 def test_two_discrete_noises_of_any_scale(scale):
     # All scales at once, which takes one compilation.
