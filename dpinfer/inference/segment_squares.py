@@ -30,12 +30,15 @@ class Sums(NamedTuple):
     def mass(self, j: Any, i: Any) -> Any:
         return (i - j).astype(self.sums.dtype) if self.masses is None else read(self.masses, i) - read(self.masses, j)
 
-    def cost(self, j: Any, i: Any) -> Any:
-        """Of the cells j to i - 1 in one bin; j and i may be arrays."""
+    def fitted(self, j: Any, i: Any) -> Any:
+        """By how much the mean of the cells j to i - 1 lowers their sum of squares; j and i may be arrays."""
         total = read(self.sums, i) - read(self.sums, j)
         mass = self.mass(j, i)
-        fitted = total * total / (mass if self.masses is None else jnp.where(mass > 0, mass, 1))
-        return read(self.squares, i) - read(self.squares, j) - fitted
+        return total * total / (mass if self.masses is None else jnp.where(mass > 0, mass, 1))
+
+    def cost(self, j: Any, i: Any) -> Any:
+        """Of the cells j to i - 1 in one bin."""
+        return read(self.squares, i) - read(self.squares, j) - self.fitted(j, i)
 
     def starts(self, best: jax.Array) -> jax.Array:
         """Of the least costs before each cut, [n + 1], what :meth:`total` takes: a loop that reads fewer arrays is faster."""
@@ -43,13 +46,7 @@ class Sums(NamedTuple):
 
     def total(self, starts: jax.Array, j: Any, i: Any) -> Any:
         """The least cost before the cut j, and that of the cells j to i - 1 in one bin."""
-        total = read(self.sums, i) - read(self.sums, j)
-        mass = self.mass(j, i)
-        return (
-            read(starts, j)
-            + read(self.squares, i)
-            - total * total / (mass if self.masses is None else jnp.where(mass > 0, mass, 1))
-        )
+        return read(starts, j) + read(self.squares, i) - self.fitted(j, i)
 
 
 def running_sums(values: jax.Array, weights: jax.Array | None) -> Sums:

@@ -192,7 +192,7 @@ def count_of_counts(
         neighbors: "add_remove" (one entity more or less) or "replace_one" (one is in another group), which takes twice the noise.
         ledger: charged the whole epsilon before any noise is drawn; its records are the entities.
         memory_limit: bytes for counting where ``entities`` is a Parquet file or a DuckDB relation. What does not fit lies in
-            temporary files meanwhile, private and readable by their owner only, some 100 bytes an entity.
+            temporary files meanwhile, private and readable by their owner only: some 60 bytes an entity whose name is a number.
         progress: whether to show a bar on standard error, or a function of (nodes done, nodes in all).
 
     Returns:
@@ -203,7 +203,8 @@ def count_of_counts(
     probabilities do not add up to 1 unless the sensitivity is 1), its SQL drops empty groups.
 
     Raises:
-        ValueError: for anything wrong with the public arguments and tables, or if the ledger does not have enough left.
+        ValueError: for anything wrong with the public arguments and tables, if the ledger does not have enough left, or if memory
+            and disk do not hold the tables.
     """
     is_private = bool(private_groups)
     plan = _plan(epsilon, level_epsilons, max_size, max_size_epsilon, method, keep_sizes, is_private, neighbors)

@@ -17,7 +17,8 @@ from dpinfer import tables
 from dpinfer.axes.categories import key_text, key_texts
 
 _BYTES_OF_A_THREAD = 1 << 28
-_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "HUGEINT", "UHUGEINT")
+# Of which any two are compared without a cast that could fail, and tell of a value by failing.
+_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 # What makes of a column's values integers, or the texts that key_text has for them: Python reads what is not plain.
 _EXPRESSIONS = dict.fromkeys(_INTEGERS, "{0}") | {
     "VARCHAR": "CASE WHEN regexp_full_match({0}, '[A-Za-z0-9_-]+') AND lower({0}) NOT IN ('true', 'false') THEN {0} "
