@@ -2,6 +2,7 @@
 
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
+from dpinfer.inference.bootstrap_penalty import bootstrap_penalty
 from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
 from dpinfer.inference.degree_sequence import graphical_degree_sequence
 from dpinfer.inference.estimate import LinearEstimate
@@ -14,6 +15,7 @@ from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.rounding import round_preserving_total
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
+from dpinfer.inference.segmentation_average import SegmentationAverage, segmentation_average, segmentation_draws
 from dpinfer.inference.unattributed import unattributed_histogram
 from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
@@ -24,8 +26,10 @@ __all__ = [
     "LinearEstimate",
     "NoiseFirstEstimate",
     "Segmentation",
+    "SegmentationAverage",
     "bootstrap",
     "bootstrap_count_of_counts",
+    "bootstrap_penalty",
     "consistent_count_of_counts",
     "fewest_nodes",
     "graphical_degree_sequence",
@@ -36,6 +40,8 @@ __all__ = [
     "nonnegative_least_squares",
     "penalized_v_optimal",
     "round_preserving_total",
+    "segmentation_average",
+    "segmentation_draws",
     "unattributed_histogram",
     "v_optimal",
     "zeroed_subtrees",

@@ -16,7 +16,6 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpinfer import _checks
 from dpinfer._loops import while_loop
@@ -24,11 +23,10 @@ from dpinfer._pytree import pytree
 from dpinfer.inference import segment_deviations, segment_squares
 from dpinfer.inference.answers import PointAnswers
 from dpinfer.inference.estimate import over_cells
+from dpinfer.inference.noisy_cells import NoisyCells, nats, noisy_cells
 from dpinfer.inference.segment_numbers import begins_of_number
 from dpinfer.inference.segmentation import bin_means, bin_medians
 from dpinfer.inference.segmented import by_rows
-from dpinfer.queries import Identity
-from dpinfer.release import as_measurement
 
 PENALTIES = ("lebarbier", "cautious", "paper")
 # Nats a bin of the paper's rules: 4 / epsilon^2 of squares over twice the variance, 3 / epsilon of deviations over the scale.
@@ -86,13 +84,15 @@ def noise_first(
             - "cautious", 1.25 + ln(n / k), hardly ever worse than the noisy cells;
             - "paper", 1 for means and 3 for medians (Xu et al., equations 4 and 15); the default for medians.
 
+            ``inference.bootstrap_penalty`` finds a number by simulation.
+
         keep_unequal: whether a bin whose cells differ by more than the noise explains stays as it was measured (equations 22 and
             23). It happens for ``bins`` that are too few; never at the paper's own number of bins, since splitting such a bin
             into single cells would pay.
 
     Returns:
         A :class:`NoiseFirstEstimate`; ``inference.bootstrap(measurement, noise_first, key=...)`` gives it error bars, which do
-        not know that the bins may be wrong.
+        not know that the bins may be wrong: intervals that cover are those of ``inference.segmentation_draws``.
 
     Cost: of :func:`penalized_v_optimal`, some ten times for prices that depend on the number of bins; of :func:`v_optimal` for
     ``bins``. A batch under vmap is solved row by row on a CPU.
@@ -103,13 +103,10 @@ def noise_first(
     Raises:
         ValueError: if the measurement is not of Identity, has exact cells, or an argument is wrong.
     """
-    _checks.choice("statistic", statistic, ("mean", "median"))
-    measurement = as_measurement(measurement)
-    if not isinstance(measurement.queries, Identity):
-        raise ValueError(f"measurement must be of Identity, noisy cells; got {measurement.queries!r}. least_squares gives cells.")
+    noisy = noisy_cells(measurement, statistic)
     if bins is not None and penalty is not None:
         raise ValueError("At most one of bins and penalty is possible.")
-    n = measurement.queries.shape[1]
+    n = noisy.values.shape[0]
     if bins is not None:
         bins = _checks.integer("bins", bins, least=1)
         if bins > n:
@@ -122,38 +119,13 @@ def noise_first(
         price: Any = _PAPER[statistic] if rule == "paper" else _CONSTANT[rule]
         grows = rule != "paper"
     else:
-        if np.shape(rule) != () or (_checks.is_concrete(rule) and not 0 <= float(rule) < np.inf):
-            raise ValueError(f"penalty must be a number, at least 0 and finite, or one of {', '.join(PENALTIES)}, got {rule}.")
-        price, grows = rule, False
-    spread = measurement.stddev
-    if statistic == "median":
-        spread = measurement.scale if "laplace" in measurement.noise else spread / np.sqrt(2)
-    common: Any = None
-    if _checks.is_concrete(spread):
-        host = np.asarray(spread, dtype=float)
-        if (host == 0).any():
-            raise ValueError("measurement must have noise in every cell; exact counts, of scale 0, have none to average out.")
-        if not np.isfinite(host).any():
-            raise ValueError("measurement must have at least one cell of finite scale.")
-        if not host.ndim or (np.ptp(host) == 0 and np.isfinite(host).all()):
-            common, spread = float(host.flat[0]), None
-    elif not np.ndim(spread):
-        common, spread = spread, None
-    _checks.finite("measurement", measurement.values)
-    _checks.exact_in_float("measurement", measurement.values)
-    return _estimate(measurement.values, common, spread, price, statistic == "median", bins, bool(grows), bool(keep_unequal))
+        price, grows = nats(rule, f", or one of {', '.join(PENALTIES)}"), False
+    return _estimate(noisy, price, statistic == "median", bins, bool(grows), bool(keep_unequal))
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7))
-def _estimate(
-    values: Any, common: Any, spread: Any, price: Any, is_l1: bool, bins: int | None, grows: bool, keeps: bool
-) -> NoiseFirstEstimate:
-    values = jnp.asarray(values)
-    values = values.astype(jnp.result_type(values, float))
-    # In nats a cell's share of the cost is its weight times the square, or the deviation.
-    nat = (lambda s: 1 / s) if is_l1 else (lambda s: 1 / (2 * s * s))
-    weights = None if spread is None else nat(jnp.asarray(spread, values.dtype))
-    unit = jnp.ones((), values.dtype) if common is None else nat(jnp.asarray(common, values.dtype))
+@partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _estimate(noisy: NoisyCells, price: Any, is_l1: bool, bins: int | None, grows: bool, keeps: bool) -> NoiseFirstEstimate:
+    values, weights, unit = noisy.in_nats(is_l1)
     given = jax.lax.stop_gradient((values, weights))
     prices = jax.lax.stop_gradient((jnp.asarray(price, values.dtype), unit))
     if bins is not None:

@@ -16,9 +16,13 @@ from dpinfer.inference.segmented import by_rows
 
 
 class Deviations(NamedTuple):
-    """What bins cost in weighted absolute deviations from their weighted median: [i, j] of the cells j to i - 1, [n + 1, n]."""
+    """What bins cost in weighted absolute deviations from their weighted median: [i, j] of the cells j to i - 1, [n + 1, n].
+
+    ``medians`` are these, [n + 1, n]; None unless asked for.
+    """
 
     costs: jax.Array
+    medians: jax.Array | None = None
 
     def cost(self, j: Any, i: Any) -> Any:
         """Of the cells j to i - 1 in one bin; j may be an array."""
@@ -49,11 +53,12 @@ class _Ranked(NamedTuple):
     sums: jax.Array
 
 
-def deviations(values: jax.Array, weights: jax.Array | None) -> Deviations:
-    """The cost of every bin. Memory 8 (n + 1) n bytes in 64 bit."""
+def deviations(values: jax.Array, weights: jax.Array | None, *, with_medians: bool = False) -> Deviations:
+    """The cost of every bin. Memory 8 (n + 1) n bytes in 64 bit, twice that with medians."""
     n, dtype = values.shape[0], values.dtype
     weights = jnp.ones(n, dtype) if weights is None else weights
-    values = values - jnp.median(values)
+    center = jnp.median(values)
+    values = values - center
     order = jnp.argsort(values)
     places = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(1, n + 1, dtype=jnp.int32))
     pad = jnp.zeros(1, dtype)
@@ -109,29 +114,35 @@ def deviations(values: jax.Array, weights: jax.Array | None) -> Deviations:
 
     def end(k: jax.Array, carry: Any) -> Any:
         """All bins that end with cell n - 1 - k, and the list without it."""
-        costs, whole, left, right = carry
+        tables, whole, left, right = carry
         whole = settled(unlinked(whole, left, right))
         i = n - k
 
         def begin(j: jax.Array, carry: Any) -> Any:
-            row, state, left, right = carry
+            rows, state, left, right = carry
             state = settled(unlinked(state, left, right))
             value = read(values, state.middle)
             cost = state.sums - 2 * state.sum + value * (2 * state.mass - state.masses)
-            row = write(row, j, jnp.maximum(cost, 0))
+            found = [jnp.maximum(cost, 0)]
+            if with_medians:
+                # Where half lies on either side, the middle of the two.
+                high = read(values, jnp.where(2 * state.mass == state.masses, read(state.after, state.middle), state.middle))
+                found.append(value + (high - value) / 2 + center)
+            rows = tuple(write(row, j, x) for row, x in zip(rows, found, strict=True))
             place = read(places, j)
             left, right = read(state.before, place), read(state.after, place)
-            return row, without(state, place, left, right), left, right
+            return rows, without(state, place, left, right), left, right
 
-        row, *_ = fori_loop(jnp.int32(0), i, begin, (jnp.full(n, jnp.inf, dtype), whole, spare, spare))
+        rows, *_ = fori_loop(jnp.int32(0), i, begin, (tuple(jnp.full(n, jnp.inf, dtype) for _ in tables), whole, spare, spare))
         place = read(places, i - 1)
         left, right = read(whole.before, place), read(whole.after, place)
-        return costs.at[i].set(row), without(whole, place, left, right), left, right
+        tables = tuple(table.at[i].set(row) for table, row in zip(tables, rows, strict=True))
+        return tables, without(whole, place, left, right), left, right
 
     line = jnp.arange(n + 3, dtype=jnp.int32)
     whole = _Ranked(line + 1, line - 1, jnp.int32(1), weights[1], weights[1] * values[1], weights.sum(), (weights * values).sum())
-    costs = jnp.full((n + 1, n), jnp.inf, dtype)
-    return Deviations(fori_loop(jnp.int32(0), jnp.int32(n), end, (costs, whole, spare, spare))[0])
+    tables = (jnp.full((n + 1, n), jnp.inf, dtype),) * (2 if with_medians else 1)
+    return Deviations(*fori_loop(jnp.int32(0), jnp.int32(n), end, (tables, whole, spare, spare))[0])
 
 
 def _penalized(values: jax.Array, weights: jax.Array | None, penalty: jax.Array) -> jax.Array:
