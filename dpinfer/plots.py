@@ -225,6 +225,9 @@ def budget_error_figure(epsilons: Sequence[float], panels: Sequence[tuple[str, S
 
 
 def _error_figure(panels: Sequence[tuple[str, Sequence[Any], Sequence[ErrorSeries]]], along: str, error: str) -> Figure:
+    most = max((len(series) for *_, series in panels), default=0)
+    if most > len(COLORS):
+        raise ValueError(f"panels must show at most {len(COLORS)} series each, which can be told apart; got {most}.")
     figure = Figure(figsize=(4.6 * len(panels), 4.6), layout="constrained")
     for (title, places, series), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         for one, color, marker in zip(series, COLORS, MARKERS, strict=False):

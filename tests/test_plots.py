@@ -59,6 +59,8 @@ def test_errors_have_points_and_theory(kind):
         plots.ErrorSeries("without", measured, measured / 10, None),
     ]
     if kind == "range":
+        with pytest.raises(ValueError, match="at most 6 series each"):
+            plots.range_error_figure([1, 2, 4], [("one", series * 4)], "records squared")
         figure = plots.range_error_figure([1, 2, 4], [("one", series), ("two", series)], "records squared")
     else:
         figure = plots.branching_error_figure([("one", [1, 2, 4], series), ("two", [2, 4, 8], series)], "records squared")

@@ -9,22 +9,34 @@ from dpinfer.accuracy.branching import (
 )
 from dpinfer.accuracy.count_of_counts import OmniscientError, omniscient_count_of_counts_error
 from dpinfer.accuracy.explain import ExpectedError, Explanation, Noise, explain
+from dpinfer.accuracy.few_bins import (
+    ChosenBinsError,
+    FixedBinsError,
+    chosen_bins_error,
+    estimated_bins_error,
+    fixed_bins_error,
+)
 from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
 from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
 from dpinfer.accuracy.sorted_counts import SortedCountsError, sorted_counts_error
 
 __all__ = [
+    "ChosenBinsError",
     "ExpectedError",
     "Explanation",
+    "FixedBinsError",
     "Noise",
     "OmniscientError",
     "Recommendation",
     "SortedCountsError",
     "best_branching",
+    "chosen_bins_error",
+    "estimated_bins_error",
     "estimated_range_variance",
     "expected_error",
     "explain",
+    "fixed_bins_error",
     "omniscient_count_of_counts_error",
     "range_variance",
     "range_variance_by_size",
