@@ -1,4 +1,4 @@
-"""Small real data that ships with the package, and histograms from files of your own."""
+"""Small real data that ships with the package, made-up data, and histograms from files of your own."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -160,6 +160,48 @@ def synthetic_groups(
             np.add.at(cells, (county, rng.integers(1, most + 1, size=50)), 1)
     paths = [("US", leaf // counties, leaf) for leaf in range(leaves)]
     return cells, RegionTree(paths)
+
+
+HISTOGRAM_SHAPES = ("sparse", "degrees", "smooth", "spiky", "bursty", "rough")
+
+
+def synthetic_histogram(shape: str, *, size: int = 4096, total: int = 1_000_000, seed: int = 0) -> np.ndarray:
+    """A made-up histogram like those of the DPBench study (Hay et al. 2016): int64 [size], of ``total`` records.
+
+    Args:
+        shape: "sparse": one cell in fifty has records, few have most; "degrees": counts that fall as the square of the cell's
+            number, like numbers of hosts by their connections; "smooth": a few wide bumps; "spiky": a skew curve with heaps at
+            every 5th, 10th and 50th cell, like incomes; "bursty": a slow series with sudden rises that die away, like searches
+            for a word; "rough": dense, and neighbours differ by a quarter.
+        size: how many cells.
+        total: how many records, drawn to the shape.
+        seed: the same histogram for the same seed.
+    """
+    _checks.choice("shape", shape, HISTOGRAM_SHAPES)
+    size = _checks.integer("size", size, least=1)
+    total = _checks.integer("total", total, least=0)
+    rng = np.random.default_rng(seed)
+    place = np.arange(size)
+    along = (place + 0.5) / size
+    if shape == "sparse":
+        shares = np.zeros(size)
+        shares[rng.permutation(size)[: max(size // 50, 1)]] = rng.pareto(1.0, size=max(size // 50, 1)) + 1
+    elif shape == "degrees":
+        shares = (place + 1.0) ** -2
+    elif shape == "smooth":
+        middles, widths = rng.uniform(size=5), rng.uniform(0.03, 0.15, size=5)
+        shares = (rng.gamma(2.0, size=5) / widths) @ np.exp(-(((along - middles[:, None]) / widths[:, None]) ** 2) / 2)
+    elif shape == "spiky":
+        heaped = 1 + 3 * (place % 5 == 0) + 6 * (place % 10 == 0) + 30 * (place % 50 == 0)
+        shares = heaped * rng.gamma(20.0, size=size) * np.exp(-(np.log(along / 0.15) ** 2) / 2) / along
+    elif shape == "bursty":
+        shares = np.exp(np.cumsum(rng.normal(0, 2 / size**0.5, size=size)))
+        for start, height in zip(rng.integers(size, size=8), rng.pareto(1.0, size=8) * 10, strict=True):
+            since = place[start:] - start
+            shares[start:] += height * np.exp(-since / (1 + size / 100))
+    else:
+        shares = (1.2 + np.sin(7 * along)) * np.exp(rng.normal(0, 0.25, size=size))
+    return rng.multinomial(total, shares / shares.sum())
 
 
 def adult_age_hours() -> Dataset:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from dpinfer.datasets import GROUP_SHAPES, plane_flights, read_histogram, synthetic_groups
+from dpinfer.datasets import (
+    GROUP_SHAPES,
+    HISTOGRAM_SHAPES,
+    plane_flights,
+    read_histogram,
+    synthetic_groups,
+    synthetic_histogram,
+)
 from dpinfer.mechanisms.group_tables import count_groups
 
 
@@ -86,3 +93,45 @@ def test_what_cannot_be_made_up():
     with pytest.raises(ValueError, match="counties must be at least 1"):
         synthetic_groups("taxis", counties=0)
     assert synthetic_groups("households", num_groups=10, states=1, counties=1, max_size=3)[0].shape == (1, 4)
+
+
+@pytest.mark.parametrize("shape", HISTOGRAM_SHAPES)
+def test_histograms_that_are_made_up(shape):
+    cells = synthetic_histogram(shape, size=2000, total=500_000, seed=3)
+    assert (cells.dtype, cells.shape, cells.sum(), cells.min() >= 0) == (np.int64, (2000,), 500_000, True)
+    assert (cells == synthetic_histogram(shape, size=2000, total=500_000, seed=3)).all()
+    assert (cells != synthetic_histogram(shape, size=2000, total=500_000, seed=4)).any()
+    # How many cells are empty, what the largest hundred hold, and how much of all is a step from one cell to the next.
+    empty, largest, steps = (cells == 0).mean(), np.sort(cells)[-100:].sum() / 5e5, np.abs(np.diff(cells)).sum() / 1e6
+    if shape == "sparse":
+        assert (empty == 0.98, largest == 1, steps > 0.9) == (True, True, True)
+    elif shape == "degrees":
+        assert empty > 0.4
+        assert (np.diff(cells[:15]) < 0).all()
+        assert cells[0] / cells[9] == pytest.approx(100, rel=0.2)  # some 3,000 records, with a standard error of 1.8%
+    elif shape == "spiky":
+        assert cells[::50].mean() > 8 * np.delete(cells, np.s_[::50]).mean()
+        assert steps > 0.3
+    elif shape == "bursty":
+        assert 0.1 < largest < 0.9
+        assert steps < 0.15
+        rise, fall = np.diff(cells).max(), -np.diff(cells).min()
+        assert rise > 2 * fall
+    elif shape == "smooth":
+        # Little more than what draws of some 250 records differ by, 1.13 standard deviations on average.
+        assert steps < 0.6 * 1.2 * (500_000 / 2000) ** -0.5
+    else:
+        assert empty == 0
+        assert 0.1 < steps < 0.25
+
+
+def test_histograms_of_other_sizes():
+    for shape in HISTOGRAM_SHAPES:
+        assert [synthetic_histogram(shape, size=size, total=10).sum() for size in (1, 2, 7)] == [10, 10, 10]
+        assert synthetic_histogram(shape, size=3, total=0).tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="shape must be one of 'sparse', 'degrees'"):
+        synthetic_histogram("flat")
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        synthetic_histogram("smooth", size=0)
+    with pytest.raises(ValueError, match="total must be at least 0"):
+        synthetic_histogram("smooth", total=-1)

@@ -15,6 +15,7 @@ OWN_TESTS = (
     "branching_errors",
     "count_of_counts",
     "degree_sequences",
+    "few_bins",
     "month_and_day",
     "range_candlesticks",
     "range_errors",
@@ -165,3 +166,47 @@ def test_count_of_counts_of_flights(tmp_path):
     assert rows["H_c", "bottom up"][2] < 0.5 * rows["H_c", "unmerged"][2]
     known = dp.accuracy.omniscient_count_of_counts_error(range(328), epsilon=1).histogram
     assert f"{known:,.0f} groups of the whole" in lines[-2]
+
+
+@pytest.mark.slow
+def test_few_bins_beside_noisy_cells_and_trees(tmp_path):
+    np.save(tmp_path / "steps.npy", np.repeat([0, 400, 90], [30, 14, 20]))
+    options = ["--data", "steps.npy", "--shapes", "rough", "--epsilons", "0.5", "--releases", "60"]
+    lines, numbers = run_small(tmp_path, "few_bins", *options)
+    assert lines[0] == "Mean errors of 60 releases, +- their standard errors."
+    assert lines[1] == "steps: 64 cells, 7,400 records; in brackets what theory says"
+    names = [line[:30].strip() for line in lines[3:12]]
+    assert names[:2] == ["noisy cells (Dwork)", "tree of 2 (Boost)"]
+    for first in (0, 21):  # of either histogram
+        tables = [lines[first + 3 + k * 10 : first + 12 + k * 10] for k in (0, 1)]
+        found = [
+            {
+                name: [float(x.replace(",", "")) for x in re.findall(r"[\d.,e+]*\d", row[30:])]
+                for name, row in zip(names, table, strict=True)
+            }
+            for table in tables
+        ]
+        for squared, absolute in zip(*(table.values() for table in found), strict=True):
+            assert len(squared) == len(absolute)
+            for row in (squared, absolute):
+                if len(row) == 3:
+                    mean, error, known = row
+                    assert abs(mean - known) < 4 * error
+        # 2 / epsilon^2 and 1 / epsilon; (2 / 3) (1 + log2 n)^2 / epsilon^2 and a little.
+        assert [table["noisy cells (Dwork)"][2] for table in found] == [8, 2]
+        assert found[0]["wavelet (Privelet)"][2] == pytest.approx(2 * 7**2 * (1 / 64**2 + (1 - 1 / 64**2) / 3) / 0.25, rel=5e-4)
+        if not first:
+            assert found[0]["NoiseFirst"][0] < 0.5 * found[0]["noisy cells (Dwork)"][0]
+    # Ranges of one cell are the cells, here of the last histogram; the sum of all records is far above the sanity bound.
+    place = lines.index("rough, epsilon = 0.5: errors of sums by the cells of their range")
+    kinds = [numbers[place + 1 + kind * 10 : place + 11 + kind * 10] for kind in (0, 1, 2)]  # squared, absolute, relative
+    for header, *rows in kinds:
+        assert header == [1, 4, 16, 64]
+        assert len(rows) == 9
+    for table, (_, *rows) in zip(found, kinds[:2], strict=True):
+        assert [row[-4] for row in rows] == [own[0] for own in table.values()]
+    relative = [float(line.split()[-1]) for line in lines[place + 22 : place + 31]]
+    np.testing.assert_allclose(relative, [row[-1] / 1e6 for row in kinds[1][1:]], rtol=2e-3)
+    # Of one another: the paper's method takes as long as itself.
+    times = [line for line in lines if line.startswith("  NoiseFirst, paper's means")][-1]
+    assert times.split()[-2:] == ["1", "1"]
