@@ -5,10 +5,12 @@ list in the order of their values, along which the median moves by few places. F
 value of a cell, and the least cost as a function of the last bin's value is kept at all of these.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpinfer._loops import fori_loop, read, scan, while_loop, write
 from dpinfer.inference.segment_squares import begins_of
@@ -53,8 +55,21 @@ class _Ranked(NamedTuple):
     sums: jax.Array
 
 
-def deviations(values: jax.Array, weights: jax.Array | None, *, with_medians: bool = False) -> Deviations:
-    """The cost of every bin. Memory 8 (n + 1) n bytes in 64 bit, twice that with medians."""
+class _Ends(NamedTuple):
+    """How bins are gone through: all cells in the order of their values, the place of each and the value at each place.
+
+    ``bins_to(i, part)`` gives the costs (and medians) of the bins that end with cell i - 1, [n] each over their beginnings, from
+    the cells before i; ``shortened(i, part)`` is that part without cell i - 1.
+    """
+
+    whole: _Ranked
+    places: jax.Array
+    values: jax.Array
+    bins_to: Callable[[jax.Array, _Ranked], tuple[jax.Array, ...]]
+    shortened: Callable[[jax.Array, _Ranked], _Ranked]
+
+
+def _ends(values: jax.Array, weights: jax.Array | None, with_medians: bool) -> _Ends:
     n, dtype = values.shape[0], values.dtype
     weights = jnp.ones(n, dtype) if weights is None else weights
     center = jnp.median(values)
@@ -112,12 +127,7 @@ def deviations(values: jax.Array, weights: jax.Array | None, *, with_medians: bo
             sums=state.sums - total,
         )
 
-    def end(k: jax.Array, carry: Any) -> Any:
-        """All bins that end with cell n - 1 - k, and the list without it."""
-        tables, whole, left, right = carry
-        whole = settled(unlinked(whole, left, right))
-        i = n - k
-
+    def bins_to(i: jax.Array, part: _Ranked) -> tuple[jax.Array, ...]:
         def begin(j: jax.Array, carry: Any) -> Any:
             rows, state, left, right = carry
             state = settled(unlinked(state, left, right))
@@ -133,16 +143,54 @@ def deviations(values: jax.Array, weights: jax.Array | None, *, with_medians: bo
             left, right = read(state.before, place), read(state.after, place)
             return rows, without(state, place, left, right), left, right
 
-        rows, *_ = fori_loop(jnp.int32(0), i, begin, (tuple(jnp.full(n, jnp.inf, dtype) for _ in tables), whole, spare, spare))
+        rows = (jnp.full(n, jnp.inf, dtype),) * (2 if with_medians else 1)
+        return fori_loop(jnp.int32(0), i, begin, (rows, settled(part), spare, spare))[0]
+
+    def shortened(i: jax.Array, part: _Ranked) -> _Ranked:
         place = read(places, i - 1)
-        left, right = read(whole.before, place), read(whole.after, place)
-        tables = tuple(table.at[i].set(row) for table, row in zip(tables, rows, strict=True))
-        return tables, without(whole, place, left, right), left, right
+        left, right = read(part.before, place), read(part.after, place)
+        return unlinked(without(part, place, left, right), left, right)
 
     line = jnp.arange(n + 3, dtype=jnp.int32)
     whole = _Ranked(line + 1, line - 1, jnp.int32(1), weights[1], weights[1] * values[1], weights.sum(), (weights * values).sum())
-    tables = (jnp.full((n + 1, n), jnp.inf, dtype),) * (2 if with_medians else 1)
-    return Deviations(*fori_loop(jnp.int32(0), jnp.int32(n), end, (tables, whole, spare, spare))[0])
+    return _Ends(whole, places, values, bins_to, shortened)
+
+
+def deviations(values: jax.Array, weights: jax.Array | None, *, with_medians: bool = False) -> Deviations:
+    """The cost of every bin. Memory 8 (n + 1) n bytes in 64 bit, twice that with medians."""
+    n = values.shape[0]
+    ends = _ends(values, weights, with_medians)
+
+    def end(k: jax.Array, carry: Any) -> Any:
+        tables, part = carry
+        i = n - k
+        rows = ends.bins_to(i, part)
+        return tuple(table.at[i].set(row) for table, row in zip(tables, rows, strict=True)), ends.shortened(i, part)
+
+    tables = (jnp.full((n + 1, n), jnp.inf, values.dtype),) * (2 if with_medians else 1)
+    return Deviations(*fori_loop(jnp.int32(0), jnp.int32(n), end, (tables, ends.whole))[0])
+
+
+def deviations_to(values: jax.Array, i: Any) -> jax.Array:
+    """One row of :func:`deviations`: what the bins that end with cell i - 1 cost, [n], infinite from cell i on. Memory O(n)."""
+    n = values.shape[0]
+    ends = _ends(values, None, False)
+    line = jnp.arange(n + 3, dtype=jnp.int32)
+    is_kept = jnp.zeros(n + 3, bool).at[ends.places].set(jnp.arange(n) < i)
+    # Of each place the next that is kept, and the one before.
+    after = lax.cummin(jnp.where(is_kept, line, n + 1), reverse=True)
+    before = lax.cummax(jnp.where(is_kept, line, 0))
+    first, kept = after[0], is_kept.astype(values.dtype)
+    part = _Ranked(
+        jnp.append(after[1:], n + 3),
+        jnp.concatenate([jnp.full(1, -1, jnp.int32), before[:-1]]),
+        first,
+        jnp.ones((), values.dtype),
+        ends.values[first],
+        kept.sum(),
+        (kept[: n + 2] * ends.values).sum(),
+    )
+    return ends.bins_to(jnp.asarray(i, jnp.int32), part)[0]
 
 
 def _penalized(values: jax.Array, weights: jax.Array | None, penalty: jax.Array) -> jax.Array:

@@ -6,14 +6,14 @@ as well costs no more: it is dropped for good. Only the table of best_k is kept;
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpinfer._loops import fori_loop, read, scan, while_loop, write
-from dpinfer.inference.segment_deviations import deviations
+from dpinfer.inference.segment_deviations import Deviations, deviations
 from dpinfer.inference.segment_squares import running_sums
 from dpinfer.inference.segmented import by_rows
 
@@ -71,6 +71,22 @@ def _table_at_once(bins: Any, whole: jax.Array, num_bins: int) -> jax.Array:
     return jnp.concatenate([whole[None], scan(row, whole, jnp.zeros(num_bins - 1))[1]])
 
 
+def _in_one(bins: Any, n: int, dtype: Any) -> jax.Array:
+    """The costs of the first i cells in one bin, [n + 1]; infinite for none."""
+    ends = jnp.arange(1, n + 1, dtype=jnp.int32)
+    return jnp.concatenate([jnp.full(1, jnp.inf, dtype), jax.vmap(lambda i: bins.cost(jnp.int32(0), i))(ends)])
+
+
+@partial(jax.jit, static_argnums=1)
+def least_costs(costs: jax.Array, num_bins: int) -> jax.Array:
+    """The least costs of the first i cells in 1 to ``num_bins`` bins, [num_bins, n + 1], from those of bins, [n + 1, n].
+
+    These are as in :class:`Deviations`; two bins together cost no more than the one of all of their cells.
+    """
+    bins = Deviations(costs)
+    return _table_by_scan(bins, _in_one(bins, costs.shape[1], costs.dtype), num_bins)
+
+
 @lru_cache(maxsize=64)
 def begins_of_number(is_l1: bool, num_bins: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """A function of (values [n], weights or None).
@@ -82,8 +98,7 @@ def begins_of_number(is_l1: bool, num_bins: int) -> Callable[..., tuple[jax.Arra
         bins = (deviations if is_l1 else running_sums)(values, weights)
         n = values.shape[0]
         ends = jnp.arange(1, n + 1, dtype=jnp.int32)
-        first = jnp.concatenate([jnp.full(1, jnp.inf, values.dtype), jax.vmap(lambda i: bins.cost(jnp.int32(0), i))(ends)])
-        table = by(bins, first, num_bins)
+        table = by(bins, _in_one(bins, n, values.dtype), num_bins)
 
         def back(carry: Any, before: jax.Array) -> Any:
             i, begins = carry

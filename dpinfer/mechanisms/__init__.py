@@ -4,16 +4,19 @@ from dpinfer.mechanisms.count_of_counts import CountOfCounts, ReleasedLevel, cou
 from dpinfer.mechanisms.linear import measure, simulate
 from dpinfer.mechanisms.sorted_counts import SortedCounts, sorted_counts
 from dpinfer.mechanisms.sorted_runs import SortedRuns, sorted_runs
+from dpinfer.mechanisms.structure_first import StructuredCells, structure_first
 
 __all__ = [
     "CountOfCounts",
     "ReleasedLevel",
     "SortedCounts",
     "SortedRuns",
+    "StructuredCells",
     "count_of_counts",
     "count_of_counts_from_histograms",
     "measure",
     "simulate",
     "sorted_counts",
     "sorted_runs",
+    "structure_first",
 ]

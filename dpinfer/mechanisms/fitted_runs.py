@@ -11,12 +11,11 @@ give exactly the law of the fit to n noisy counts, and what the fit may be used 
 All of it is in integers: lengths by exact uniform draws, sums by exact ones, slopes compared as fractions.
 """
 
-import math
 from fractions import Fraction
 
 import numpy as np
 
-from dpinfer.noise.exact import Words, operating_system_words
+from dpinfer.noise.exact import Words, operating_system_words, uniform_below
 from dpinfer.noise.exact_sums import discrete_laplace_sums
 
 
@@ -68,22 +67,8 @@ def _cycles(multiplicities: np.ndarray, words: Words) -> tuple[np.ndarray, np.nd
     left = multiplicities[rows]
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     while rows.size:
-        length = 1 + _uniform(left, words)
+        length = 1 + uniform_below(left, words=words)
         found.append((rows, length))
         left = left - length
         rows, left = rows[left > 0], left[left > 0]
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # pyright: ignore[reportReturnType]
-
-
-def _uniform(bounds: np.ndarray, words: Words) -> np.ndarray:
-    """For each bound n an integer from 0 to n - 1, each as likely."""
-    result = np.zeros(bounds.size, dtype=np.int64)
-    todo = np.arange(bounds.size)
-    bits = np.array([math.frexp(n - 1)[1] for n in bounds.tolist()], dtype=np.uint64)  # of n - 1; up to 2^53 exactly
-    while todo.size:
-        # As many bits as n - 1 has, until they spell a number below n.
-        mask = (np.uint64(1) << bits[todo]) - np.uint64(1)
-        draw = (words(todo.size) & mask).astype(np.int64)
-        result[todo] = draw
-        todo = todo[draw >= bounds[todo]]
-    return result

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 # Draws a chunk: the working set stays in the cache.
 _CHUNK = 1 << 16
@@ -117,6 +117,35 @@ def discrete_gaussian(
         out[todo[accepted]] = draws[accepted]
         todo = todo[~accepted]
     return out
+
+
+def survives(
+    rate: Fraction, ages: Int64[np.ndarray, " m"], *, words: Words = operating_system_words, bits: int = 63
+) -> Bool[np.ndarray, " m"]:
+    """Independent coins, each true with probability exp(-rate x age), exactly; ``rate`` and ``ages`` are not negative."""
+    exponent = float(rate) * ages
+    return _exceeds(
+        words(ages.size) >> np.uint64(64 - bits),
+        bits,
+        exponent,
+        _SLACK * exponent + 1e-300,
+        lambda i: rate * int(ages[i]),
+        words,
+    )
+
+
+def uniform_below(bounds: Int64[np.ndarray, " m"], *, words: Words = operating_system_words) -> Int64[np.ndarray, " m"]:
+    """For each bound n, at least 1 and below 2^53, an integer from 0 to n - 1, each as likely."""
+    result = np.zeros(bounds.size, dtype=np.int64)
+    todo = np.arange(bounds.size)
+    bits = np.array([math.frexp(n - 1)[1] for n in bounds.tolist()], dtype=np.uint64)  # of n - 1; up to 2^53 exactly
+    while todo.size:
+        # As many bits as n - 1 has, until they spell a number below n.
+        mask = (np.uint64(1) << bits[todo]) - np.uint64(1)
+        draw = (words(todo.size) & mask).astype(np.int64)
+        result[todo] = draw
+        todo = todo[draw >= bounds[todo]]
+    return result
 
 
 def _exponential(word: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
