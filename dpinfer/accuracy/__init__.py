@@ -20,12 +20,19 @@ from dpinfer.accuracy.mean_variance import expected_error
 from dpinfer.accuracy.range_variance import range_variance
 from dpinfer.accuracy.single_ranges import range_variance_by_size, variance_of_ranges
 from dpinfer.accuracy.sorted_counts import SortedCountsError, sorted_counts_error
+from dpinfer.accuracy.structure_first import (
+    GivenBinsError,
+    structure_excess_bound,
+    structure_first_error,
+    structure_first_split,
+)
 
 __all__ = [
     "ChosenBinsError",
     "ExpectedError",
     "Explanation",
     "FixedBinsError",
+    "GivenBinsError",
     "Noise",
     "OmniscientError",
     "Recommendation",
@@ -42,6 +49,9 @@ __all__ = [
     "range_variance_by_size",
     "recommend",
     "sorted_counts_error",
+    "structure_excess_bound",
+    "structure_first_error",
+    "structure_first_split",
     "variance_by_branching",
     "variance_of_ranges",
 ]

@@ -10,6 +10,7 @@ So does the least cost of any set of segmentations, which is what is compared. C
 the costs only, a map under which neighbours come no farther apart.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -87,7 +88,7 @@ def squares(cells: np.ndarray, max_count: int, *, is_paper: bool = False) -> Bin
         return on_host(jnp.asarray, rows)
 
     change = 2 * max_count + 1 if is_paper else 2 * max_count - 1
-    return BinCosts(row, table, int(np.ceil(Fraction(change) * Fraction(2) ** bits)))
+    return BinCosts(row, table, math.ceil(change * Fraction(2) ** bits))
 
 
 def on_host(program: Callable[..., jax.Array], *given: Any) -> jax.Array:

@@ -15,8 +15,9 @@ import numpy as np
 import ruptures  # pyright: ignore[reportMissingImports]
 
 import dpinfer as dp
-from dpinfer.inference import penalized_v_optimal, v_optimal
+from dpinfer.inference import penalized_v_optimal, segmentation_average, v_optimal
 from dpinfer.inference.segment_deviations import deviations
+from dpinfer.mechanisms import structure_first
 from tests.benchmarks.timing import interleaved, machine, summary
 
 PENALTY = 400.0
@@ -83,6 +84,10 @@ def cost_of(values: np.ndarray, stops: Any) -> float:
     return float(sum(((x - x.mean()) ** 2).sum() for x in np.split(values, np.asarray(stops)[:-1])))
 
 
+def average(measurement: dp.Measurement, statistic: str) -> jax.Array:
+    return segmentation_average(measurement, statistic=statistic).cells
+
+
 def show(title: str, candidates: dict[str, Callable[[], Any]], base: str, rounds: int) -> None:
     print(f"\n{title}")
     print(f"{'':52}{'median ms':>12}{'min ms':>10}{'x base':>10}{'by min':>9}")
@@ -136,6 +141,25 @@ def main() -> None:
             "a price a bin": partial(penalized_v_optimal, values, 30.0, cost="sae"),
         },
         "cost of every bin",
+        min(options.rounds, 3),
+    )
+    for statistic in ("mean", "median"):
+        noisy = [dp.Measurement(dp.queries.Identity(n), noisy_steps(n), "laplace", 10.0) for n in (1024, 4096)]
+        averages = {
+            f"average over all segmentations, {m.values.size:,} cells": partial(average, m, statistic=statistic) for m in noisy
+        }
+        show(f"{statistic}s", averages, next(iter(averages)), min(options.rounds, 3))
+    cells = np.maximum(noisy_steps(4096), 0).astype(int)
+    choose = partial(structure_first, cells, epsilon=1)
+    show(
+        "Bins chosen privately, 4,096 cells, absolute deviations",
+        {
+            "v_optimal, 410 bins": partial(v_optimal, cells.astype(float), 410, cost="sae"),
+            "one boundary after the other, 410 bins": partial(choose, 410, selection="noisy_min"),
+            "all at once, any number of bins": choose,
+            "all at once, 410 bins": partial(choose, 410),
+        },
+        "v_optimal, 410 bins",
         min(options.rounds, 3),
     )
     rows = jax.device_put(np.stack([noisy_steps(1024, seed) for seed in range(1000)]))

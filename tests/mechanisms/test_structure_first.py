@@ -2,6 +2,7 @@
 
 import importlib
 from fractions import Fraction
+from typing import Any
 
 import jax
 import numpy as np
@@ -115,10 +116,14 @@ def test_noise_given_the_bins(monkeypatch):
     # Flat: 2 / epsilon^2 sum 1 / s_j for all cells together, here with discrete noise; of sums across bins by their shares.
     monkeypatch.setattr(importlib.import_module("dpinfer.mechanisms.structure_first"), "_one_by_one", lambda *_: STOPS)
     workload = Ranges(16, [0, 4, 0], [1, 9, 16])
+
+    def release(values):
+        return structure_first(CELLS, 4, epsilon=0.6, structure_epsilon=0.1, selection="noisy_min", values=values)
+
     for values in ("mean", "median"):
-        drawn, answers = [], []
+        found, drawn, answers = release(values), [], []
         for _ in range(400):
-            found = structure_first(CELLS, 4, epsilon=0.6, structure_epsilon=0.1, selection="noisy_min", values=values)
+            found = release(values)
             drawn.append(found.cells - CELLS)
             answers.append(np.asarray(found.answer(workload).values) - workload @ CELLS)
         spread = found.noise_stddev(Identity(16))
@@ -151,7 +156,7 @@ def test_medians_change_by_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"selection": "noisy_min", "values": "median"}, {"bins": None, "inside": "two_level"}])
 def test_the_whole_keeps_its_promise(options):
-    given = {"bins": 2} | options
+    given: dict[str, Any] = {"bins": 2} | options
 
     def mechanism(cells):
         found = structure_first(cells, epsilon=1, **given)
@@ -248,7 +253,13 @@ def test_32_bit_numbers_are_refused():
 def test_whatever_the_cells_are_nothing_is_raised(monkeypatch):
     # With the noise and the coins as they come: cells of any size, below zero, all alike.
     for cells in ([-5, 2**63 - 1, 0, -(2**63)], [0] * 4, [2**62] * 4):
-        for options in ({"bins": 2}, {}, {"bins": 3, "selection": "noisy_min"}, {"bins": 2, "cost": "sse", "max_count": 9}):
+        every: list[dict[str, Any]] = [
+            {"bins": 2},
+            {},
+            {"bins": 3, "selection": "noisy_min"},
+            {"bins": 2, "cost": "sse", "max_count": 9},
+        ]
+        for options in every:
             for inside in ("flat", "tree"):
                 assert structure_first(np.array(cells), epsilon=1e-3, inside=inside, **options).cells.shape == (4,)
     assert structure_first(np.array([2**64 - 1, 3], np.uint64), 2, epsilon=1).noisy_values[0] > 2**62
