@@ -13,6 +13,7 @@ from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
+from dpinfer.inference.region_growing import grow_regions, smoothed_cells
 from dpinfer.inference.rounding import round_preserving_total
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
 from dpinfer.inference.segmentation_average import SegmentationAverage, segmentation_average, segmentation_draws
@@ -33,6 +34,7 @@ __all__ = [
     "consistent_count_of_counts",
     "fewest_nodes",
     "graphical_degree_sequence",
+    "grow_regions",
     "isotonic_regression",
     "least_squares",
     "maximum_entropy",
@@ -42,6 +44,7 @@ __all__ = [
     "round_preserving_total",
     "segmentation_average",
     "segmentation_draws",
+    "smoothed_cells",
     "unattributed_histogram",
     "v_optimal",
     "zeroed_subtrees",

@@ -1,6 +1,7 @@
 """The only code that sees cells."""
 
 from dpinfer.mechanisms.count_of_counts import CountOfCounts, ReleasedLevel, count_of_counts, count_of_counts_from_histograms
+from dpinfer.mechanisms.ispe import ispe
 from dpinfer.mechanisms.linear import measure, simulate
 from dpinfer.mechanisms.sorted_counts import SortedCounts, sorted_counts
 from dpinfer.mechanisms.sorted_runs import SortedRuns, sorted_runs
@@ -14,6 +15,7 @@ __all__ = [
     "StructuredCells",
     "count_of_counts",
     "count_of_counts_from_histograms",
+    "ispe",
     "measure",
     "simulate",
     "sorted_counts",
