@@ -20,6 +20,7 @@ OWN_TESTS = (
     "range_candlesticks",
     "range_errors",
     "range_tables",
+    "structure_first",
 )  # below, smaller
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN_TESTS)
 
@@ -210,3 +211,55 @@ def test_few_bins_beside_noisy_cells_and_trees(tmp_path):
     # Of one another: the paper's method takes as long as itself.
     times = [line for line in lines if line.startswith("  NoiseFirst, paper's means")][-1]
     assert times.split()[-2:] == ["1", "1"]
+
+
+@pytest.mark.slow
+def test_bins_chosen_privately(tmp_path):
+    # So unlike are neighbouring steps that every choice of 12 bins finds them: what remains is the noise of the values.
+    steps = np.repeat(np.arange(12) % 2 * 1_000_000, 10)
+    np.save(tmp_path / "steps.npy", steps)
+    options = ["--data", "steps.npy", "--shapes", "--epsilons", "1", "--releases", "60"]
+    lines, _ = run_small(tmp_path, "structure_first", *options)
+    assert lines[1] == "steps, epsilon = 1: 120 cells, 60,000,000 records"
+    assert lines[2].split() == ["1", "4", "16", "64"]
+    found = {line[:29].strip(): [float(x.replace(",", "")) for x in re.findall(r"(\S+) \+- ", line)] for line in lines[3:22]}
+    assert list(found)[:3] == ["one bin", "joint, 8 bins", "joint, 12 bins"]
+    assert list(found)[-1] == "noisy cells"
+
+    def variance(epsilon):
+        """Of discrete Laplace noise of scale 1 / epsilon."""
+        q = np.exp(-epsilon)
+        return 2 * q / (1 - q) ** 2
+
+    halves = ("paper's means", "bins as for medians, means", "noisy minimum", "joint, 12 bins")
+    means = dict.fromkeys(halves, 1 / 2) | dict.fromkeys(["paper's means, 1/20", "joint, 1/20"], 0.95)
+    for place, size in enumerate((1, 4)):
+        ranges = dp.evaluation.ranges_of_size(120, size)
+        of_bins = ranges.dense() @ np.repeat(np.eye(12), 10, axis=0)
+        squares = np.square(of_bins).sum(axis=1).mean()
+        known = {name: variance(epsilon) * squares / 100 for name, epsilon in means.items()}
+        # The median of ten cells is half the sum of two.
+        known |= dict.fromkeys(["paper's medians", "joint, medians"], variance(1 / 2) * squares / 4)
+        # Of m of a bin's s cells, by its sum and its cells with half the budget each: m - m^2 / (s + 1) variances.
+        known["joint, two levels"] = variance(1 / 4) * (size - squares / 11)
+        for name, nodes in (("joint, two levels", "two_level"), ("joint, tree", "tree")):
+            release = dp.mechanisms.structure_first(steps, 12, epsilon=1, inside=nodes)
+            of_noise = np.square(release.noise_stddev(ranges)).mean()
+            assert known.setdefault(name, of_noise) == pytest.approx(of_noise)
+        # 60 times the noise of 12 bins, whose square has a standard deviation of sqrt(5) times its mean, and a little for
+        # ranges over two bins: 5 standard errors.
+        for name, expected in known.items():
+            assert found[name][place] == pytest.approx(expected, rel=5 * (1.2 * 5 / 12 / 60) ** 0.5), name
+        # Of 120 cells; ranges of four overlap.
+        for name in ("120 bins", "noisy cells"):
+            assert found[name][place] == pytest.approx(variance(1) * size, rel=5 * (1.6 * 5 / 120 / 60) ** 0.5)
+        # Here the noise is nothing.
+        one = np.square(ranges @ (steps - 500_000.0)).mean()
+        assert found["one bin"][place] == pytest.approx(one, rel=1e-3)
+
+    # A bin's sum has the noise of one cell, the mean of its noisy cells a tenth of ten.
+    assert lines.count("  the best of the others: better than 1, level with 0, worse than 0 times of 1") == 2
+    assert lines.count("  noisy cells: better than 1, level with 0, worse than 0 times of 1") == 2
+    table = {line[:29].strip(): [float(x.replace(",", "")) for x in line[29:].split()] for line in lines[-16:-1]}
+    assert table["noisy cells"] == [1, 1, 1, 1]
+    np.testing.assert_allclose(table["NoiseFirst"], np.divide(found["NoiseFirst"], found["noisy cells"]), rtol=6e-3)

@@ -47,16 +47,17 @@ class BinCosts:
 def absolute_deviations(cells: np.ndarray) -> BinCosts:
     """Of private int64 cells; those beyond about 2^40 / n count as that."""
     n, most = cells.size, (MAX_COST - 1) // cells.size
+    at_once = min(_ROWS_AT_ONCE, n)
     values = np.clip(cells, -most, most).astype(np.float64)
     kept: dict[int, np.ndarray] = {}
 
     def row(i: int) -> np.ndarray:
-        block = (i - 1) // _ROWS_AT_ONCE
+        block = (i - 1) // at_once
         if block not in kept:
             kept.clear()
-            ends = np.minimum(np.arange(1, _ROWS_AT_ONCE + 1) + block * _ROWS_AT_ONCE, n)
+            ends = np.minimum(np.arange(1, at_once + 1) + block * at_once, n)
             kept[block] = np.asarray(on_host(_deviation_rows, values, ends))
-        return kept[block][(i - 1) % _ROWS_AT_ONCE, :i].astype(np.int64)
+        return kept[block][(i - 1) % at_once, :i].astype(np.int64)
 
     return BinCosts(row, lambda: on_host(_deviation_table, values), 1)
 
@@ -91,9 +92,13 @@ def squares(cells: np.ndarray, max_count: int, *, is_paper: bool = False) -> Bin
     return BinCosts(row, table, math.ceil(change * Fraction(2) ** bits))
 
 
+def host() -> jax.Device:
+    """Where the cells are, whatever other devices there are."""
+    return jax.local_devices(backend="cpu")[0]
+
+
 def on_host(program: Callable[..., jax.Array], *given: Any) -> jax.Array:
-    """Run where the cells are, whatever devices there are."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.default_device(host()):
         return program(*given)
 
 

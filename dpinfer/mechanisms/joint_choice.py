@@ -48,14 +48,17 @@ def dyadic_rate(epsilon: Fraction, change: int, n: int, most_bins: int) -> tuple
         most_bins: how many bins a segmentation has at most.
 
     Raises:
-        ValueError: if rounding alone would spend more.
+        ValueError: if rounding alone would spend more, or the rate would be 0.
     """
     left = epsilon - 4 * most_bins * (n + 16) * ROUNDING
     if left <= 0:
         raise ValueError(f"structure_epsilon must be above {float(epsilon - left):.1g} for so many cells, got {epsilon}.")
     wanted = left * _BITS_A_NAT / (2 * change)
     places = min(max(_RATE_BITS - (wanted.numerator.bit_length() - wanted.denominator.bit_length()), 0), _MOST_PLACES)
-    return min(int(wanted * 2**places), 2 ** (_RATE_BITS + 1)), places
+    rate = min(int(wanted * 2**places), 2 ** (_RATE_BITS + 1))
+    if rate == 0:
+        raise ValueError(f"structure_epsilon is too small to tell costs apart that a record changes by {change}, got {epsilon}.")
+    return rate, places
 
 
 class SegmentationWeights:
@@ -116,7 +119,7 @@ class SegmentationWeights:
 
 
 def _sum(mantissas: np.ndarray, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of mantissas x 2^exponents along the last axis; what is below 2^-1022 of the largest does not count."""
+    """The sum of mantissas x 2^exponents along the last axis; what is below 2^-1022 of the largest counts as that."""
     most = exponents.max(axis=-1, initial=_NOWHERE)
     mantissa, shift = np.frexp((mantissas * _shifts(exponents - most[:, None])).sum(axis=-1))
     return mantissa, np.maximum(most + shift, _NOWHERE)

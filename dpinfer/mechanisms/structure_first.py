@@ -35,7 +35,7 @@ from dpinfer.inference.estimate import over_cells
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.segment_numbers import least_costs
 from dpinfer.measurement import Measurement
-from dpinfer.mechanisms.bin_costs import BinCosts, absolute_deviations, on_host, squares
+from dpinfer.mechanisms.bin_costs import BinCosts, absolute_deviations, host, on_host, squares
 from dpinfer.mechanisms.bin_nodes import INSIDES, bin_nodes, most_levels
 from dpinfer.mechanisms.exact_choice import exponential_mechanism, permute_and_flip
 from dpinfer.mechanisms.joint_choice import SegmentationWeights, dyadic_rate
@@ -45,6 +45,8 @@ from dpinfer.privacy import Ledger
 
 _FORMAT = "dpinfer release of bins"
 _VERSION = 1
+# A budget that says more is not spent: floats hold this times any cost.
+_MOST_RATE = Fraction(2**21)
 SELECTIONS = ("joint", "noisy_min", "exponential")
 
 
@@ -182,13 +184,13 @@ def structure_first(
         cost: of bins: "sae", absolute deviations from the median, which a record changes by at most 1; or "sse", squares about
             the mean, of which this is known only for counts up to a bound.
         max_count: that bound, a public number; larger counts are taken for it, and negative ones for 0, when bins are chosen.
-        selection: how bins are chosen: "joint", all at once, with a probability that falls by exp(-structure_epsilon / 2) for
-            each unit of cost; or one boundary after the other from behind, each with an equal share of the budget: "noisy_min",
-            the noisy minimum with exponential noise (permute-and-flip), or "exponential", the paper's exponential mechanism, for
-            squares with its change of 2 max_count + 1.
+        selection: how bins are chosen: "joint", all at once, with a probability that falls by exp(-structure_epsilon / (2 D)) for
+            each unit of cost, D being what a record changes; or one boundary after the other from behind, each with an equal
+            share of the budget: "noisy_min", the noisy minimum with exponential noise (permute-and-flip), or "exponential", the
+            paper's exponential mechanism, for squares with its D of 2 max_count + 1.
         bin_price: nats by which a segmentation of one bin more is less probable to begin with, if ``bins`` is None.
-        values: "mean", the sums of the bins, shared out evenly, with noise of scale 1 / epsilon for each bin's sum; or
-            "median", with noise of that scale for each cell (half of it if the bin has an even number of cells).
+        values: "mean", the sums of the bins, shared out evenly, with noise of scale 1 / (epsilon - structure_epsilon) for each
+            bin's sum; or "median", with noise of that scale for each cell (half of it if the bin has an even number of cells).
         inside: what of a bin is measured: "flat", one sum; "two_level", sum and cells; "tree", all sums of a binary tree.
         neighbors: "add_remove" (one record more or less) or "replace_one" (a record moves), which takes twice the noise.
         ledger: charged the whole of epsilon before anything is drawn.
@@ -221,7 +223,7 @@ def structure_first(
     if (max_count is None) != (cost == "sae"):
         raise ValueError("max_count, a public bound of counts, is needed for cost='sse', and for nothing else.")
     most = None if max_count is None else _checks.integer("max_count", max_count, least=1)
-    price = float(_checks.budget("bin_price", bin_price, zero=True))
+    price = _checks.budget("bin_price", bin_price, zero=True)
     if price > 1000:
         raise ValueError(f"bin_price must be at most 1000 nats, got {bin_price!r}.")
     units = 2 if _checks.relation(neighbors) == "replace_one" else 1
@@ -229,6 +231,7 @@ def structure_first(
         raise ValueError(f"ledger must be a dpinfer.Ledger, got {type(ledger).__name__}.")
     if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError("structure_first needs 64-bit numbers: type dpinfer.enable_x64() first.")
+    host()
     private = host_integers(cells)
     n = private.size
     if bins is not None:
@@ -246,7 +249,7 @@ def structure_first(
             raise ValueError(f"structure_epsilon must be below epsilon, {whole}, got {structure_epsilon!r}.")
     value_scale = units / (whole - structure)
     # The most that any bins would ask for, so that nothing is charged or chosen in vain.
-    if 4 * value_scale * most_levels(n, inside) > exact.MAX_SCALE:
+    if 4 * value_scale * most_levels(n, inside) >= exact.MAX_SCALE:
         raise ValueError(f"epsilon is too small: the noise would exceed what 64-bit counts can hold. Got {epsilon!r}.")
     costs = absolute_deviations(private) if most is None else squares(private, most, is_paper=selection == "exponential")
     change = costs.change * units
@@ -257,7 +260,7 @@ def structure_first(
     if not is_chosen:
         stops = np.arange(1, n + 1) if bins == n else np.array([n])
     elif selection == "joint":
-        stops = SegmentationWeights(costs.row, n, bins, rate, price if bins is None else 0.0).draw()
+        stops = SegmentationWeights(costs.row, n, bins, rate, float(price) if bins is None else 0.0).draw()
     else:
         assert bins is not None
         stops = _one_by_one(costs, n, bins, structure / ((bins - 1) * 2 * change), selection)
@@ -266,7 +269,8 @@ def structure_first(
         noisy, scales = saturating_sum(_middles(private, stops), drawn), np.full(stops.size, float(value_scale))
     else:
         nodes, weights = bin_nodes(stops, inside)
-        release = measure(private, nodes, epsilon=whole - structure, row_weights=weights, neighbors=neighbors)
+        # A record that moves is one less and one more, twice the loss of either. (Within one bin for all cells less is lost.)
+        release = measure(private, nodes, epsilon=(whole - structure) / units, row_weights=weights)
         noisy, scales = np.asarray(release.values), np.broadcast_to(release.scale, release.values.shape).astype(float)
     return StructuredCells(stops, noisy, scales, values, inside, whole, structure, neighbors)
 
@@ -276,7 +280,7 @@ def _one_by_one(costs: BinCosts, n: int, bins: int, rate: Fraction, selection: s
     choose = permute_and_flip if selection == "noisy_min" else exponential_mechanism
     table = costs.table()
     least, table = np.asarray(on_host(least_costs, table, bins - 1)), np.asarray(table)
-    stops = [n]
+    stops, rate = [n], min(rate, _MOST_RATE)
     for left in range(bins - 1, 0, -1):
         end = stops[-1]
         total = least[left - 1, left:end] + table[end, left:end]

@@ -186,6 +186,64 @@ def test_one_bin_or_a_bin_for_each_cell_costs_nothing_to_choose():
         structure_first(CELLS, 3, epsilon=1, ledger=ledger)
 
 
+@pytest.mark.parametrize("neighbors", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("cost", "options"), [("sae", {}), ("sse", {"max_count": 9})])
+def test_bins_are_chosen_at_the_rate_that_the_budget_buys(cost, options, neighbors, monkeypatch):
+    """What is handed to the rules, whose privacy at that rate is another test's."""
+    module, asked = importlib.import_module("dpinfer.mechanisms.structure_first"), []
+    units = 2 if neighbors == "replace_one" else 1
+    given: dict[str, Any] = {"epsilon": 3, "structure_epsilon": 2, "cost": cost, "neighbors": neighbors} | options
+
+    def one_by_one(costs, n, bins, rate, selection):
+        asked.append((costs.change, n, bins, rate, selection))
+        return STOPS
+
+    class Weights:
+        def __init__(self, row, n, bins, rate, price):
+            asked.append((n, bins, rate, price))
+
+        def draw(self):
+            return STOPS
+
+    monkeypatch.setattr(module, "_one_by_one", one_by_one)
+    monkeypatch.setattr(module, "SegmentationWeights", Weights)
+    monkeypatch.setattr(module, "dyadic_rate", lambda epsilon, change, n, bins: (epsilon, change, n, bins))
+    unit = 2**16 if cost == "sse" else 1
+    for selection, change in (("noisy_min", 17), ("exponential", 19)):
+        change = change * unit if cost == "sse" else 1
+        structure_first(CELLS, 4, selection=selection, **given)
+        assert asked.pop() == (change, 16, 4, Fraction(2) / (3 * 2 * change * units), selection)
+    change = 17 * unit if cost == "sse" else 1
+    structure_first(CELLS, 4, **given)
+    assert asked.pop() == (16, 4, (2, change * units, 16, 4), 0.0)
+    structure_first(CELLS, bin_price=1.5, **given)
+    assert asked.pop() == (16, None, (2, change * units, 16, 16), 1.5)
+    for values in ("mean", "median"):
+        assert structure_first(CELLS, 4, values=values, **given).scales.tolist() == [float(units)] * 4
+
+
+def test_nothing_is_raised_once_the_budget_is_charged():
+    # One bin for all cells does not change where a record moves; the bins that are drawn decide how large noise is.
+    for inside in ("flat", "two_level", "tree"):
+        for cells in ([0] * 6, [0, 0, 0, 9, 9, 9]):
+            for _ in range(20):
+                assert structure_first(cells, epsilon=1, neighbors="replace_one", inside=inside).epsilon == 1
+        assert structure_first([4], epsilon=1, neighbors="replace_one", inside=inside).scales.min() >= 2
+        assert structure_first(CELLS, 1, epsilon=1, neighbors="replace_one", inside=inside).stops.tolist() == [16]
+    ledger = dp.Ledger(epsilon=1)
+    for options in ({"bins": 3, "epsilon": Fraction(1, 2**37)}, {"bins": 2, "epsilon": Fraction(3, 2**37), "inside": "tree"}):
+        with pytest.raises(ValueError, match="epsilon is too small"):
+            structure_first([0] * 4, ledger=ledger, selection="noisy_min", **options)
+    with pytest.raises(ValueError, match="structure_epsilon is too small"):
+        structure_first([0] * 4, 2, epsilon=1, structure_epsilon=2e-14, cost="sse", max_count=10**8, ledger=ledger)
+    assert ledger.spent == 0
+    # Budgets beyond all reason, with noise that is nothing then.
+    for epsilon in (1e300, 10**400):
+        for selection in ("joint", "noisy_min", "exponential"):
+            found = structure_first(CELLS * 10**9, 4, epsilon=epsilon, selection=selection)
+            assert found.stops.tolist() == STOPS.tolist()
+
+
 def test_sums_are_a_measurement():
     found = structure_first(CELLS, 4, epsilon=5)
     assert isinstance(found.measurement.queries, dp.queries.Partition)
@@ -230,7 +288,7 @@ def test_files(tmp_path):
         ([1, 2], {"selection": "greedy"}, "selection must be one of"),
         ([1, 2], {"cost": "sup"}, "cost must be one of"),
         ([1, 2], {"bin_price": -1}, "bin_price must be non-negative"),
-        ([1, 2], {"bin_price": 10**4}, "bin_price must be at most 1000"),
+        ([1, 2], {"bin_price": 10**400}, "bin_price must be at most 1000"),
         ([1, 2], {"neighbors": "all"}, "neighbors must be one of"),
     ],
 )

@@ -1,5 +1,6 @@
 """The exact samplers: their law by enumeration where bits are few, by chi-square where they are many."""
 
+import decimal
 import itertools
 import math
 import os
@@ -45,6 +46,46 @@ def test_few_bits_give_the_same_law_as_many(bits):
     tail = p**9 / (1 + p)
     expected = size * np.array([tail, *inner, tail])
     assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("bits", [3, 63])
+def test_coins_fall_with_exact_chances(bits):
+    rng, draws = np.random.default_rng(bits), 4000
+    rate, ages = Fraction(2, 7), np.array([0, 1, 4, 15])
+    coins = exact.survives(rate, np.repeat(ages, draws), words=lambda n: seeded(rng, n), bits=bits).reshape(4, draws)
+    chances = np.exp(-float(rate) * ages)
+    assert coins[0].all()
+    assert (np.abs(coins.mean(axis=1) - chances) <= 4 * np.sqrt(chances * (1 - chances) / draws)).all()
+    # Of ages and rates that no float holds.
+    assert not exact.survives(Fraction(2**20), np.array([2**62])).any()
+    assert exact.survives(Fraction(1, 10**400), np.array([2**40])).all()
+
+
+def test_coins_agree_with_exact_arithmetic_at_every_boundary():
+    # Words on both sides of P = exp(-x): the rounded logarithm decides wrongly there, or not at all.
+    rate, ages = Fraction(1, 3), np.repeat(np.arange(1, 90, 3), 5)
+    with decimal.localcontext(decimal.Context(prec=50)):
+        exactly = [(-decimal.Decimal(a) / 3).exp() * 2**63 for a in range(1, 90, 3)]
+    words = np.array([int(e) + d for e in exactly for d in (-2, -1, 0, 1, 2)])
+    found = exact.survives(rate, ages, words=lambda n: (words << 1).astype(np.uint64) if n == words.size else _no_more(n))
+    # U is the middle of its interval of 63 bits, once more bits are asked for: true if it is below exp(-x).
+    expected = [
+        decimal.Decimal(w) + decimal.Decimal(1) / 2 < e for w, e in zip(words.tolist(), np.repeat(exactly, 5), strict=True)
+    ]
+    assert found.tolist() == expected
+
+
+def test_uniform_numbers_are_below_their_bounds_and_as_likely_as_each_other():
+    rng = np.random.default_rng(3)
+    for bound in (1, 2, 3, 5, 8, 9):
+        found = exact.uniform_below(np.full(3000, bound), words=lambda n: seeded(rng, n))
+        assert found.min() >= 0
+        tally = np.bincount(found, minlength=bound)
+        assert tally.size == bound
+        assert bound == 1 or stats.chisquare(tally).pvalue > 1e-4
+    # Bits that spell the bound itself are drawn again.
+    script = [5, 7, 4]
+    assert exact.uniform_below(np.array([5]), words=lambda n: np.array([script.pop(0)], dtype=np.uint64)).tolist() == [4]
 
 
 def _no_more(size):
