@@ -11,6 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+# How many turns of a short loop make one step: XLA takes longer to begin a step than to do a few of them, but before jax 0.11
+# compiles longer ones apart.
+AT_ONCE = 2 if jax.__version_info__ >= (0, 11) else 1
+
 
 def while_loop(goes_on: Callable[[Any], Any], step: Callable[[Any], Any], start: Any) -> Any:
     """``jax.lax.while_loop``."""

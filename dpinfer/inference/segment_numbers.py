@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpinfer._loops import fori_loop, read, scan, while_loop, write
+from dpinfer._loops import AT_ONCE, fori_loop, read, scan, while_loop, write
 from dpinfer.inference.segment_deviations import Deviations, deviations
 from dpinfer.inference.segment_squares import running_sums
 from dpinfer.inference.segmented import by_rows
@@ -22,6 +22,12 @@ def _table_by_scan(bins: Any, whole: jax.Array, num_bins: int) -> jax.Array:
     """The least costs of the first i cells in k + 1 bins, [num_bins, n + 1]."""
     n, dtype = whole.shape[0] - 1, whole.dtype
     zero, infinity = jnp.int32(0), jnp.asarray(jnp.inf, dtype)
+    nothing = [(zero, zero)] * AT_ONCE
+
+    def written(cuts: jax.Array, found: Any) -> jax.Array:
+        for place, cut in found:
+            cuts = write(cuts, place, cut)
+        return cuts
 
     def row(k: jax.Array, carry: Any) -> Any:
         table, before = carry
@@ -29,25 +35,29 @@ def _table_by_scan(bins: Any, whole: jax.Array, num_bins: int) -> jax.Array:
 
         # As in ``segment_squares``: a list of cuts from place 1 on, and what a step finds is written by the next.
         def cell(i: jax.Array, carry: Any) -> Any:
-            costs, cuts, kept, place, cut, low = carry
-            costs, cuts = write(costs, i - 1, low), write(cuts, place, cut)
+            costs, cuts, kept, found, low = carry
+            costs, cuts = write(costs, i - 1, low), written(cuts, found)
             cuts = write(cuts, kept + 1, i - 1)
             count, bar = kept + 1, read(before, i)
 
             def look(carry: Any) -> Any:
-                at, kept, place, cut, cuts, low = carry
-                cuts = write(cuts, place, cut)
-                j = read(cuts, at)
-                cost = bins.total(starts, j, i)
-                keeps = cost < bar
-                kept = kept + keeps
-                return at + 1, kept, jnp.where(keeps, kept, 0), j, cuts, jnp.minimum(low, cost)
+                at, kept, found, cuts, low = carry
+                cuts = written(cuts, found)
+                several, found = [read(cuts, at + ahead) for ahead in range(AT_ONCE)], []
+                for ahead, j in enumerate(several):
+                    cost = bins.total(starts, j, i)
+                    cost = jnp.where(at + ahead <= count, cost, infinity) if ahead else cost
+                    keeps = cost < bar
+                    kept = kept + keeps
+                    found.append((jnp.where(keeps, kept, 0), j))
+                    low = jnp.minimum(low, cost)
+                return at + AT_ONCE, kept, found, cuts, low
 
-            start = (jnp.int32(1), zero, zero, zero, cuts, infinity)
-            _, kept, place, cut, cuts, low = while_loop(lambda carry: carry[0] <= count, look, start)
-            return costs, cuts, kept, place, cut, low
+            start = (jnp.int32(1), zero, nothing, cuts, infinity)
+            _, kept, found, cuts, low = while_loop(lambda carry: carry[0] <= count, look, start)
+            return costs, cuts, kept, found, low
 
-        start = (jnp.full(n + 1, jnp.inf, dtype), jnp.zeros(n + 2, jnp.int32), zero, zero, zero, infinity)
+        start = (jnp.full(n + 1, jnp.inf, dtype), jnp.zeros(n + 1 + AT_ONCE, jnp.int32), zero, nothing, infinity)
         found = fori_loop(k + 1, jnp.int32(n + 1), cell, start)
         costs = write(found[0], n, found[-1])
         return table.at[k].set(costs), costs

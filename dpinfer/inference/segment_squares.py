@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpinfer._loops import fori_loop, read, scan, while_loop, write
+from dpinfer._loops import AT_ONCE, fori_loop, read, scan, while_loop, write
 from dpinfer.inference.segmented import by_rows
 
 # Cuts looked at for each cell, on average, after which the other way of dropping them takes over.
@@ -86,52 +86,39 @@ def _by_pruning(sums: Sums, penalty: jax.Array) -> tuple[jax.Array, jax.Array]:
     zero, most = jnp.int32(0), jnp.int32(min(_MOST_LOOKS * n + 1000, 2**31 - 2 * n - 2))
 
     # Lists of cuts and of what they cost at the cell before begin at place 1; to place 0 goes what is dropped. Each step writes
-    # first what the one before has found (``write``).
+    # first what the one before has found (``write``): places, cuts and their costs.
+    nothing = [(zero, zero, jnp.zeros((), dtype))] * AT_ONCE
+
+    def written(cuts: jax.Array, costs: jax.Array, found: Any) -> tuple[jax.Array, jax.Array]:
+        for place, cut, cost in found:
+            cuts, costs = write(cuts, place, cut), write(costs, place, cost)
+        return cuts, costs
+
     def cell(carry: Any) -> Any:
-        i, starts, last, cuts, costs, kept, place, cut, cost, least, arg, looks = carry
+        i, starts, last, cuts, costs, kept, found, least, arg, looks = carry
         starts, last = write(starts, i - 1, least - read(sums.squares, i - 1)), write(last, i - 1, arg)
-        cuts, costs = write(cuts, place, cut), write(costs, place, cost)
-        cuts, costs = write(cuts, kept + 1, i - 1), write(costs, kept + 1, -jnp.inf)
+        cuts, costs = written(cuts, costs, [*found, (kept + 1, i - 1, -jnp.inf)])
         count = kept + 1
 
         def look(carry: Any) -> Any:
-            at, kept, place, cut, cost, cuts, costs, low, arg = carry
-            cuts, costs = write(cuts, place, cut), write(costs, place, cost)
-            j, before = read(cuts, at), read(costs, at)
-            keeps = before < least
-            cost = jnp.where(keeps, sums.total(starts, j, i), jnp.inf)
-            kept = kept + keeps
-            return (
-                at + 1,
-                kept,
-                jnp.where(keeps, kept, 0),
-                j,
-                cost,
-                cuts,
-                costs,
-                jnp.minimum(low, cost),
-                jnp.where(cost < low, j, arg),
-            )
+            at, kept, found, cuts, costs, low, arg = carry
+            cuts, costs = written(cuts, costs, found)
+            several, found = [(read(cuts, at + ahead), read(costs, at + ahead)) for ahead in range(AT_ONCE)], []
+            for ahead, (j, before) in enumerate(several):
+                keeps = (before < least) & (at + ahead <= count) if ahead else before < least
+                cost = jnp.where(keeps, sums.total(starts, j, i), jnp.inf)
+                kept = kept + keeps
+                found.append((jnp.where(keeps, kept, 0), j, cost))
+                low, arg = jnp.minimum(low, cost), jnp.where(cost < low, j, arg)
+            return at + AT_ONCE, kept, found, cuts, costs, low, arg
 
-        start = (jnp.int32(1), zero, zero, zero, jnp.zeros((), dtype), cuts, costs, jnp.asarray(jnp.inf, dtype), zero)
-        _, kept, place, cut, cost, cuts, costs, low, arg = while_loop(lambda carry: carry[0] <= count, look, start)
-        return i + 1, starts, last, cuts, costs, kept, place, cut, cost, low + penalty, arg, looks + count
+        start = (jnp.int32(1), zero, nothing, cuts, costs, jnp.asarray(jnp.inf, dtype), zero)
+        _, kept, found, cuts, costs, low, arg = while_loop(lambda carry: carry[0] <= count, look, start)
+        return i + 1, starts, last, cuts, costs, kept, found, low + penalty, arg, looks + count
 
-    empty, places = jnp.zeros(n + 2, dtype), jnp.zeros(n + 2, jnp.int32)
-    start = (
-        jnp.int32(1),
-        empty[1:],
-        places[1:],
-        places,
-        empty,
-        zero,
-        zero,
-        zero,
-        jnp.zeros((), dtype),
-        jnp.zeros((), dtype),
-        zero,
-        zero,
-    )
+    empty, places = jnp.zeros(n + 1, dtype), jnp.zeros(n + 1, jnp.int32)
+    lists = jnp.zeros(n + 1 + AT_ONCE, jnp.int32), jnp.zeros(n + 1 + AT_ONCE, dtype)
+    start = (jnp.int32(1), empty, places, *lists, zero, nothing, jnp.zeros((), dtype), zero, zero)
     found = while_loop(lambda carry: (carry[0] <= n) & (carry[-1] < most), cell, start)
     return write(found[2], found[0] - 1, found[-2]), found[0] > n
 
