@@ -92,7 +92,7 @@ def squares(cells: np.ndarray, max_count: int, *, is_paper: bool = False) -> Bin
     return BinCosts(row, table, math.ceil(change * Fraction(2) ** bits))
 
 
-def host() -> jax.Device:
+def host() -> Any:
     """Where the cells are, whatever other devices there are."""
     return jax.local_devices(backend="cpu")[0]
 

@@ -102,14 +102,11 @@ def test_bounds_and_splits_have_the_expected_values():
         assert structure_first_split(n, bins, epsilon=0.1) == pytest.approx(0.1 * joint, abs=6e-5)
     assert structure_first_split(7, 3, epsilon=1, **squares) == pytest.approx(0.70541, rel=1e-4)
     # The split is the least of its objective.
-    for options in (
-        {},
-        {"values": "median"},
-        {"cost": "sse", "max_count": 5},
-        {"cost": "sse", "max_count": 5, "values": "median"},
-    ):
+    by_squares: dict[str, Any] = {"cost": "sse", "max_count": 5}
+    every: list[dict[str, Any]] = [{}, {"values": "median"}, by_squares, {**by_squares, "values": "median"}]
+    for options in every:
         best = structure_first_split(50, 6, epsilon=0.7, **options)
-        of_bins = {k: v for k, v in options.items() if k != "values"}
+        of_bins: dict[str, Any] = {k: v for k, v in options.items() if k != "values"}
         parts = 50 if "values" in options else 6
 
         def total(e, of_bins=of_bins, parts=parts):

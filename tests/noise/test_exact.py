@@ -70,7 +70,8 @@ def test_coins_agree_with_exact_arithmetic_at_every_boundary():
     found = exact.survives(rate, ages, words=lambda n: (words << 1).astype(np.uint64) if n == words.size else _no_more(n))
     # U is the middle of its interval of 63 bits, once more bits are asked for: true if it is below exp(-x).
     expected = [
-        decimal.Decimal(w) + decimal.Decimal(1) / 2 < e for w, e in zip(words.tolist(), np.repeat(exactly, 5), strict=True)
+        decimal.Decimal(w) + decimal.Decimal(1) / 2 < e
+        for w, e in zip(words.tolist(), [e for e in exactly for _ in range(5)], strict=True)
     ]
     assert found.tolist() == expected
 
