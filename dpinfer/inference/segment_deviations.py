@@ -71,6 +71,7 @@ class _Ends(NamedTuple):
 
 def _ends(values: jax.Array, weights: jax.Array | None, with_medians: bool) -> _Ends:
     n, dtype = values.shape[0], values.dtype
+    is_plain = weights is None
     weights = jnp.ones(n, dtype) if weights is None else weights
     center = jnp.median(values)
     values = values - center
@@ -80,8 +81,8 @@ def _ends(values: jax.Array, weights: jax.Array | None, with_medians: bool) -> _
     values, weights = (jnp.concatenate([pad, x[order], pad]) for x in (values, weights))
     spare = jnp.int32(n + 2)  # where a step without effect writes
 
-    def settled(state: _Ranked) -> _Ranked:
-        """With the median where it belongs."""
+    def settled(state: _Ranked, once: bool = False) -> _Ranked:
+        """With the median where it belongs; ``once``: which is at most one place away, as after a cell of weight 1 went."""
 
         def is_high(carry: Any) -> jax.Array:
             middle, mass, _ = carry
@@ -102,8 +103,13 @@ def _ends(values: jax.Array, weights: jax.Array | None, with_medians: bool) -> _
             weight = read(weights, middle)
             return middle, mass + weight, total + weight * read(values, middle)
 
-        carry = while_loop(is_low, up, while_loop(is_high, down, (state.middle, state.mass, state.sum)))
-        return state._replace(middle=carry[0], mass=carry[1], sum=carry[2])
+        carry = state.middle, state.mass, state.sum
+        if once:
+            ways = zip(down(carry), up(carry), carry, strict=True)
+            moved = tuple(jnp.where(is_high(carry), x, jnp.where(is_low(carry), y, z)) for x, y, z in ways)
+        else:
+            moved = while_loop(is_low, up, while_loop(is_high, down, carry))
+        return state._replace(middle=moved[0], mass=moved[1], sum=moved[2])
 
     def unlinked(state: _Ranked, left: jax.Array, right: jax.Array) -> _Ranked:
         return state._replace(after=write(state.after, left, right), before=write(state.before, right, left))
@@ -130,7 +136,7 @@ def _ends(values: jax.Array, weights: jax.Array | None, with_medians: bool) -> _
     def bins_to(i: jax.Array, part: _Ranked) -> tuple[jax.Array, ...]:
         def begin(j: jax.Array, carry: Any) -> Any:
             rows, state, left, right = carry
-            state = settled(unlinked(state, left, right))
+            state = settled(unlinked(state, left, right), is_plain)
             value = read(values, state.middle)
             cost = state.sums - 2 * state.sum + value * (2 * state.mass - state.masses)
             found = [jnp.maximum(cost, 0)]
