@@ -11,6 +11,7 @@ from dpinfer.inference.group_bootstrap import bootstrap_count_of_counts
 from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
+from dpinfer.inference.mmse import PosteriorAnswers, mmse
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.region_growing import grow_regions, smoothed_cells
@@ -26,6 +27,7 @@ __all__ = [
     "IsotonicFit",
     "LinearEstimate",
     "NoiseFirstEstimate",
+    "PosteriorAnswers",
     "Segmentation",
     "SegmentationAverage",
     "bootstrap",
@@ -38,6 +40,7 @@ __all__ = [
     "isotonic_regression",
     "least_squares",
     "maximum_entropy",
+    "mmse",
     "noise_first",
     "nonnegative_least_squares",
     "penalized_v_optimal",

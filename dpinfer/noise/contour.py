@@ -75,14 +75,20 @@ class Path(NamedTuple):
     log_middle: jax.Array
 
 
-def log_density(z: jax.Array, scales: jax.Array, *, lattice: bool = False) -> jax.Array:
-    """Log f(z), or of P(K = z), for z >= 0 [...], scales [..., n] that broadcast; cost 130 n a point."""
-    return _by_points(partial(_log_law, lattice=lattice, is_tail=False), z, scales)
+def log_density(z: jax.Array, scales: jax.Array, counts: jax.Array | None = None, *, lattice: bool = False) -> jax.Array:
+    """Log f(z), or of P(K = z), for z >= 0 [...], scales [..., n] that broadcast; cost 130 n a point.
+
+    ``counts`` as in :func:`upper_quantile`.
+    """
+    return _by_scales(partial(_log_law, lattice=lattice, is_tail=False), z, scales, counts)
 
 
-def log_survival(z: jax.Array, scales: jax.Array, *, lattice: bool = False) -> jax.Array:
-    """Log P(Z > z), or of P(K > z - 1/2), for z >= 0 [...], scales [..., n] that broadcast; cost 130 n a point."""
-    return _by_points(partial(_log_law, lattice=lattice, is_tail=True), z, scales)
+def log_survival(z: jax.Array, scales: jax.Array, counts: jax.Array | None = None, *, lattice: bool = False) -> jax.Array:
+    """Log P(Z > z), or of P(K > z - 1/2), for z >= 0 [...], scales [..., n] that broadcast; cost 130 n a point.
+
+    ``counts`` as in :func:`upper_quantile`.
+    """
+    return _by_scales(partial(_log_law, lattice=lattice, is_tail=True), z, scales, counts)
 
 
 def upper_quantile(log_p: jax.Array, scales: jax.Array, counts: jax.Array | None = None, *, lattice: bool = False) -> jax.Array:
@@ -93,12 +99,15 @@ def upper_quantile(log_p: jax.Array, scales: jax.Array, counts: jax.Array | None
 
     ``counts`` [..., n], if given, say how many noises have each scale; they need not be integers.
     """
-    function = partial(_upper_quantile, lattice=lattice)
+    return _by_scales(partial(_upper_quantile, lattice=lattice), log_p, scales, counts)
+
+
+def _by_scales(function: Callable[..., jax.Array], z: jax.Array, scales: jax.Array, counts: jax.Array | None) -> jax.Array:
     if counts is None:
-        return _by_points(function, log_p, scales)
+        return _by_points(function, z, scales)
     # One array for both, so that points can be taken in turn.
     both = jnp.concatenate([scales, counts], axis=-1)
-    return _by_points(lambda p, both: function(p, *jnp.split(both, 2, axis=-1)), log_p, both)
+    return _by_points(lambda z, both: function(z, *jnp.split(both, 2, axis=-1)), z, both)
 
 
 def _by_points(function: Callable[..., jax.Array], z: jax.Array, scales: jax.Array) -> jax.Array:
@@ -118,11 +127,11 @@ def _by_points(function: Callable[..., jax.Array], z: jax.Array, scales: jax.Arr
 
 
 @partial(jax.jit, static_argnames=("lattice", "is_tail"))
-def _log_law(z: jax.Array, scales: jax.Array, *, lattice: bool, is_tail: bool) -> jax.Array:
+def _log_law(z: jax.Array, scales: jax.Array, counts: jax.Array | None = None, *, lattice: bool, is_tail: bool) -> jax.Array:
     kernel = Kernel(_unit(scales), lattice)
     z = kernel.in_units(z)
     near = jnp.minimum(z, _FAR * jnp.maximum(kernel.unit, 1.0) if lattice else _FAR)
-    path = _path(near, scales / kernel.unit[..., None], kernel, None, is_tail=is_tail)
+    path = _path(near, scales / kernel.unit[..., None], kernel, counts, is_tail=is_tail)
     log = path.log_middle - path.middle_rate * near + jnp.log(_integral(path, near, is_tail=is_tail))
     log = log - (z - near) * kernel.rate(jnp.ones_like(z))
     return log if is_tail else log - jnp.log(kernel.unit)

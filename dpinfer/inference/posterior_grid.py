@@ -1,0 +1,183 @@
+"""Laws of one number each on grids of their own: moments, quantiles, shortest intervals, and sums of independent ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+_SECTIONS, _BISECTIONS = 60, 50
+# Standard deviations on either side that the grid of a sum of several laws spans.
+_SPAN = 14.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Laws:
+    """Laws on grids.
+
+    Attributes:
+        places: float64 [laws, points], increasing.
+        densities: [laws, points], whose logarithm is concave; of laws on integers the probabilities instead.
+        masses: [laws, points], of each point, by which sums approximate integrals; they add up to 1.
+        is_lattice: bool [laws], whether it is on integers, all of which are points.
+    """
+
+    places: np.ndarray
+    densities: np.ndarray
+    masses: np.ndarray
+    is_lattice: np.ndarray
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        return (self.masses * self.places).sum(axis=1)
+
+    @cached_property
+    def stddevs(self) -> np.ndarray:
+        return np.sqrt((self.masses * np.square(self.places - self.means[:, None])).sum(axis=1))
+
+    @cached_property
+    def up_to(self) -> np.ndarray:
+        """The probability up to each point, [laws, points]."""
+        x, f = self.places, self.densities
+        step = np.diff(x, axis=1)
+        # By cubics through four points of the same steps: around the interval, or behind it, or before it; else by trapezoids.
+        a, b, c, d = (f[:, k : f.shape[1] - 3 + k] for k in range(4))
+        even = np.isclose(step[:, :-2], step[:, 1:-1], rtol=1e-6) & np.isclose(step[:, 2:], step[:, 1:-1], rtol=1e-6)
+        part = step * (f[:, 1:] + f[:, :-1]) / 2
+        for shift, rule in ((2, d * 9 + c * 19 - b * 5 + a), (0, a * 9 + b * 19 - c * 5 + d), (1, (b + c) * 13 - a - d)):
+            own = slice(shift, shift + even.shape[1])
+            part[:, own] = np.where(even, step[:, own] * rule / 24, part[:, own])
+        total = np.cumsum(np.concatenate([np.zeros((x.shape[0], 1)), np.maximum(part, 0)], axis=1), axis=1)
+        smooth = total / total[:, -1:]
+        return np.where(self.is_lattice[:, None], np.cumsum(self.masses, axis=1), smooth)
+
+    def quantile(self, p: np.ndarray) -> np.ndarray:
+        """Of each law at its p, [laws]: the least integer up to which that much is, or between points by a cubic."""
+        row = np.arange(p.size)
+        after = np.minimum((self.up_to < p[:, None]).sum(axis=1), self.places.shape[1] - 1)
+        before = np.maximum(after - 1, 0)
+        x0, x1 = self.places[row, before], self.places[row, after]
+        width = x1 - x0
+        f0, f1 = (self.densities[row, k] * width for k in (before, after))
+        a, b = self.up_to[row, before], self.up_to[row, after]
+        low, high = np.zeros(p.size), np.ones(p.size)
+        for _ in range(_BISECTIONS):
+            t = (low + high) / 2
+            there = a * (1 + 2 * t) * (1 - t) ** 2 + f0 * t * (1 - t) ** 2 + b * t * t * (3 - 2 * t) + f1 * t * t * (t - 1)
+            low, high = np.where(there < p, t, low), np.where(there < p, high, t)
+        return np.where(self.is_lattice, x1, x0 + width * (low + high) / 2)
+
+    def equal_tailed(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        tail = np.full(self.places.shape[0], (1 - level) / 2)
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    def highest(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """The shortest intervals; by golden sections over what is left below, of which their length is a convex function."""
+        ratio = (np.sqrt(5) - 1) / 2
+        a, b = np.zeros(self.places.shape[0]), np.full(self.places.shape[0], 1 - level)
+
+        def length(below: np.ndarray) -> np.ndarray:
+            return self.quantile(below + level) - self.quantile(below)
+
+        for _ in range(_SECTIONS):
+            left, right = b - ratio * (b - a), a + ratio * (b - a)
+            is_left = length(left) <= length(right)
+            a, b = np.where(is_left, a, left), np.where(is_left, right, b)
+        below = (a + b) / 2
+        return self.quantile(below), self.quantile(below + level)
+
+
+def laws_of(
+    log_density: Callable[[np.ndarray], np.ndarray],
+    first: np.ndarray,
+    last: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    top: np.ndarray,
+    num_points: int,
+    *,
+    is_lattice: bool,
+) -> Laws:
+    """Laws from the logarithms of their densities, which may have kinks at ``low`` and ``high``; Boole's rule between these.
+
+    Args:
+        log_density: of [laws, points], but for a constant.
+        first, last: where grids begin and end.
+        low, high: places of kinks.
+        top: the largest logarithms.
+        num_points: at least so many points; laws on integers that fit into as many have all of them.
+        is_lattice: whether the laws are on integers.
+    """
+    num_laws = first.size
+    count = 4 * -(-num_points // 12)
+    low, high = np.clip(low, first, last), np.clip(high, first, last)
+    part = np.linspace(0, 1, count + 1)
+    pieces = [a[:, None] + (b - a)[:, None] * part for a, b in ((first, low), (low, high), (high, last))]
+    places = np.concatenate([pieces[0], pieces[1][:, 1:], pieces[2][:, 1:]], axis=1)
+    rule = np.full(count + 1, 14.0)
+    rule[1::2], rule[2::4], rule[[0, -1]] = 32, 12, 7
+    weights = np.zeros(places.shape)
+    for k, (a, b) in enumerate(((first, low), (low, high), (high, last))):
+        weights[:, k * count : (k + 1) * count + 1] += rule * (2 * (b - a) / (45 * count))[:, None]
+    on_integers = np.full(num_laws, is_lattice) & (last - first + 1 <= places.shape[1])
+    if on_integers.any():
+        # The points behind the last integer have no mass.
+        integers = first[:, None] + np.arange(places.shape[1])
+        places = np.where(on_integers[:, None], integers, places)
+        weights = np.where(on_integers[:, None], integers <= last[:, None], weights)
+    densities = np.exp(log_density(places) - top[:, None])
+    densities = np.where(on_integers[:, None] & (weights == 0), 0.0, densities)
+    densities /= (densities * weights).sum(axis=1, keepdims=True)
+    return Laws(places, densities, densities * weights, on_integers)
+
+
+def convolved(laws: Laws, owner: np.ndarray, which: np.ndarray, num_sums: int) -> tuple[Laws, np.ndarray]:
+    """The laws of sums of independent numbers, and which of these each sum has.
+
+    Args:
+        laws: of the terms.
+        owner: int64, the sum to which each term belongs, never decreasing.
+        which: int64, the law of each term.
+        num_sums: how many sums; one without terms is 0, with certainty.
+    """
+    terms = np.bincount(owner, minlength=num_sums)
+    starts = np.cumsum(terms) - terms
+    found = np.zeros(num_sums, dtype=np.int64)
+    is_single = terms == 1
+    found[is_single] = which[starts[is_single]]
+    keys: dict[tuple[int, ...], int] = {}
+    for place in np.flatnonzero(~is_single).tolist():
+        key = tuple(sorted(which[starts[place] : starts[place] + terms[place]].tolist()))
+        found[place] = laws.means.size + keys.setdefault(key, len(keys))
+    if not keys:
+        return laws, found
+    width = laws.places.shape[1]
+    new = [_sum_of(laws, list(key), width) for key in keys]
+    places, densities, masses = (
+        np.concatenate([old, np.stack([law[k] for law in new])])
+        for k, old in enumerate((laws.places, laws.densities, laws.masses))
+    )
+    return Laws(places, densities, masses, np.append(laws.is_lattice, np.zeros(len(new), dtype=bool))), found
+
+
+def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places, densities and masses of the sum of independent numbers of these laws, by Fourier transforms of their masses."""
+    if not terms:
+        return np.arange(num_points) * 1e-300, np.eye(1, num_points)[0], np.eye(1, num_points)[0]
+    mean, variance = laws.means[terms].sum(), np.square(laws.stddevs[terms]).sum()
+    step = 2 * _SPAN * np.sqrt(variance) / num_points
+    edges = (np.arange(num_points + 1) - num_points / 2 - 0.5) * step
+    product = np.ones(num_points // 2 + 1, dtype=complex)
+    for term in terms:
+        # About its mean, to a whole number of steps none: what is lost is put back below.
+        cumulative = np.interp(edges + laws.means[term], laws.places[term], laws.up_to[term], left=0, right=1)
+        product = product * np.fft.rfft(np.fft.ifftshift(np.diff(cumulative)))
+    masses = np.maximum(np.fft.fftshift(np.fft.irfft(product, num_points)), 0)
+    masses /= masses.sum()
+    places = (np.arange(num_points) - num_points / 2) * step
+    off = (masses * places).sum()
+    spread = np.sqrt((masses * np.square(places - off)).sum())
+    places = mean + (places - off) * (np.sqrt(variance) / spread)
+    return places, masses / np.diff(places).mean(), masses
