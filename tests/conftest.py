@@ -25,20 +25,16 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("fixed")
 
 
-# Cases of one test from which on they are many.
-_MANY = 4
-
-
 def pytest_addoption(parser):
     parser.addoption(
-        "--share", default="1/1", help="K/N: of tests marked slow or with many cases only every Nth, from the Kth on"
+        "--share", default="1/1", help="K/N: of tests marked slow or with several cases only every Nth, from the Kth on"
     )
 
 
 def pytest_collection_modifyitems(config, items):
     first, share = map(int, config.getoption("--share").split("/"))
     cases = Counter(item.nodeid.partition("[")[0] for item in items)
-    shared = [item for item in items if item.get_closest_marker("slow") or cases[item.nodeid.partition("[")[0]] >= _MANY]
+    shared = [item for item in items if item.get_closest_marker("slow") or cases[item.nodeid.partition("[")[0]] > 1]
     others = {item for place, item in enumerate(shared) if place % share != first - 1}
     if others:
         config.hook.pytest_deselected(items=list(others))

@@ -27,6 +27,7 @@ def estimate():
     return dp.least_squares(dp.Measurement(strategy, values, "laplace", 2.0))
 
 
+@pytest.mark.slow
 def test_a_marginal_by_two_axes(estimate):
     table = marginal_table(estimate, DOMAIN, ["late", "age"], level=0.9)
     assert list(table) == ["age", "late", "value", "stddev", "lower", "upper"]

@@ -69,6 +69,7 @@ def test_integers_beyond_what_floats_hold_are_compared_exactly():
     st.lists(st.fractions(-100, 100, max_denominator=64), min_size=2, max_size=6, unique=True).map(sorted),
     st.lists(st.one_of(st.integers(), st.floats(), st.none(), st.text(max_size=4)), max_size=20),
 )
+@pytest.mark.slow
 def test_edges_agree_with_exact_comparison(edges, values):
     # Denominators that are powers of two, and whatever else: an edge that is no float counts as the nearest one.
     axis = Axis.edges(edges, null="other", below="other", above="clip")

@@ -121,6 +121,7 @@ def test_exact_rows_that_cannot_be_seen_give_no_false_certainty():
     assert np.all(np.isnan(stddev))
 
 
+@pytest.mark.slow
 def test_inside_jit_and_grad():
     def mean_square(epsilon, key):
         cells = dp.least_squares(dp.simulate(jnp.zeros(4), Tree.complete(4, 2), epsilon=epsilon, key=key)).cells

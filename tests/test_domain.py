@@ -203,6 +203,7 @@ def test_parquet_gives_the_cells_of_the_arrays(tmp_path):
         count(tmp_path / "none.parquet", domain)
 
 
+@pytest.mark.slow
 def test_raw_departures_of_one_month():
     # 29,425 real rows: 940 cancelled flights have no departure time, and six left at 24:00.
     path = "examples/data/departures_2013_07.csv"

@@ -43,6 +43,7 @@ def test_a_release_spends_what_was_asked(method):
         np.testing.assert_allclose(traced, plain.values, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_errors_are_what_theory_says():
     every = AllRange(N)
     expected = {

@@ -114,6 +114,7 @@ def test_every_range_from_the_fewest_nodes(shape, branching, root, skips):
     np.testing.assert_allclose(variance_of_ranges(ranges, branching, **given), every, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_sizes_add_up_to_the_average_at_a_million_cells():
     n = 2**20
     counts = np.arange(n, 0, -1.0)

@@ -39,6 +39,7 @@ def test_the_price_errs_least_on_releases_of_the_first_fit(statistic):
     assert float(found) == prices[int(np.argmin(errors))]
 
 
+@pytest.mark.slow
 def test_bins_are_dear_where_cells_are_equal_and_cheap_where_they_are_not():
     rng, key = np.random.default_rng(0), jax.random.key(1)
     equal = bootstrap_penalty(noisy(rng.laplace(size=N)), key=key)

@@ -116,6 +116,7 @@ def test_invariants_beside_a_large_strategy_without_structure(monkeypatch):
     assert 0 < float(answers.stddev[2]) < float(free.stddev[0])
 
 
+@pytest.mark.slow
 def test_transforms_with_known_invariants():
     strategy = VStack([Prefix(5), Haar(5)])
     scale = np.where(np.arange(14) == 13, 0.0, 1.5)

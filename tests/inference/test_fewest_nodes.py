@@ -58,6 +58,7 @@ def test_boxes_of_a_grid_of_unequal_sides():
     np.testing.assert_array_equal(found.cells, values[-35:])
 
 
+@pytest.mark.slow
 def test_transforms():
     tree, ranges = Tree.complete(13, 3), Ranges(13, [0, 2, 5], [13, 9, 5])
     values = np.random.default_rng(0).normal(size=(4, tree.shape[0]))

@@ -95,6 +95,7 @@ def test_workloads_are_checked():
     assert one_each.shape == (3, 1)
 
 
+@pytest.mark.slow
 def test_host_scales_may_meet_traced_values():
     for strategy in (Tree.complete(9, 3), Tree.from_parents([-1, 0, 0, 1, 1]), Identity(5), Prefix(5)):
         m, n = strategy.shape

@@ -77,12 +77,14 @@ def test_multiplicative_weights_end_here():
     np.testing.assert_allclose(estimate.cells, cells, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_what_determines_every_cell_leaves_nothing_to_even_out():
     for strategy in (Identity(7), Tree.complete(8, 2), Prefix(5)):
         measurement = dp.Measurement(strategy, noisy(strategy, 1), "laplace", 1.0)
         np.testing.assert_allclose(maximum_entropy(measurement).cells, nonnegative_least_squares(measurement).cells, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_exact_counts_are_kept():
     values = noisy(MARGINALS, 2)
     known = VStack([Total(12), Ranges(12, [2], [5])])

@@ -63,6 +63,7 @@ def test_the_number_of_bins_is_the_best_of_all(kind):
         assert (kept.cells == without.cells).all()
 
 
+@pytest.mark.slow
 def test_bins_that_are_too_few_may_stay_as_measured():
     values = np.array([0.0, 0.1, 900, 901, 0.2, 0.1])
     for statistic in ("mean", "median"):
@@ -98,6 +99,7 @@ def test_theory_holds_for_fixed_bins_and_misleads_for_chosen_ones():
     assert float(((chosen - ALICE) ** 2).sum(axis=1).mean()) == pytest.approx(48.2, abs=1)
 
 
+@pytest.mark.slow
 def test_constant_cells():
     # Square and absolute error of a cell, and bins a cell, of 60 releases of 496 zeros at epsilon = 1 (identity: 2, 1, 1). A
     # reference simulation of 20 gave 1.27, 0.619, 0.155 for the paper's means, 0.369, 0.211, 0.029 for its medians.

@@ -95,6 +95,7 @@ def test_a_total_on_the_identity_is_the_projection_on_the_simplex():
     )
 
 
+@pytest.mark.slow
 def test_bias_on_empty_cells_is_mended_by_a_known_total():
     strategy = Tree.complete(4096, 16)
     values = np.random.default_rng(0).laplace(size=strategy.shape[0])

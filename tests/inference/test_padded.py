@@ -79,6 +79,7 @@ def test_padded_estimates_against_dense_least_squares(tree, case):
         np.testing.assert_allclose(np.asarray(estimate.node_values)[skipped:], np.asarray(tree @ cells), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_padded_non_negative_cells():
     for tree in (Tree.complete(11, 3), Identity(5)):
         values = np.random.default_rng(1).normal(size=tree.shape[0]) * 3

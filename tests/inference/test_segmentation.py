@@ -14,6 +14,7 @@ ALICE = np.array([1, 2, 1, 3, 5, 1, 1])
 WITHOUT_ALICE = np.array([1, 2, 1, 2, 5, 1, 1])
 
 
+@pytest.mark.slow
 def test_figure_3():
     # T[i, k] of Xu et al. 2013, figure 3, for k = 1, 2, 3; printed to two digits.
     table = {1: [0, 0.5, 0.67, 2.75, 11.2, 12.83, 14], 2: [0, 0.5, 0.67, 2.67, 8.67, 11.2], 3: [0, 0.5, 0.67, 2.67, 2.67]}
@@ -172,6 +173,7 @@ def test_every_way_finds_the_least_cost(kind, is_weighted):
         np.testing.assert_allclose(cost_of(near, weights, ids, cost), least[29], **close)
 
 
+@pytest.mark.slow
 def test_few_cuts_are_looked_at():
     # Where pruning gives up, functions take over with a handful of pieces; the bins are as good.
     rng = np.random.default_rng(0)
@@ -220,6 +222,7 @@ def test_batches_and_derivatives():
         assert found.tolist() == [int(penalized_v_optimal(x, p, cost=cost).num_bins) for x, p in zip(rows, prices, strict=True)]
 
 
+@pytest.mark.slow
 def test_sizes_and_dtypes():
     for cost in ("sse", "sae"):
         assert v_optimal([3], 1, cost=cost).values.tolist() == [3]

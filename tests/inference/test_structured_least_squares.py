@@ -184,6 +184,7 @@ def test_transforms(name):
     np.testing.assert_allclose(batch, [value, loss(2 * part, base)], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_standard_deviations_have_the_same_derivative_by_conjugate_gradients():
     rng = np.random.default_rng(6)
     ranges, workload = Ranges(5, [0, 1, 2], [3, 5, 4]), VStack([Identity(5), Total(5)])

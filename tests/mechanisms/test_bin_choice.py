@@ -201,6 +201,7 @@ def test_a_place_is_drawn_exactly_whatever_its_size():
     assert abs(sum(draws) - 2000 * 3 / 7) < 4 * (2000 * 12 / 49) ** 0.5
 
 
+@pytest.mark.slow
 def test_near_an_edge_places_are_those_of_exact_sums():
     rng = np.random.default_rng(6)
     mantissas, exponents = rng.uniform(0.25, 1, 400), rng.integers(-6, 1, 400)

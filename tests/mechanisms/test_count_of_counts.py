@@ -227,6 +227,7 @@ def test_files_give_the_counts_that_frames_give(tmp_path, of_entities):
             assert runs_of(found) == runs_of(expected)
 
 
+@pytest.mark.slow
 def test_more_entities_than_memory_holds(tmp_path, monkeypatch):
     aside = tmp_path / "aside"
     aside.mkdir()
@@ -266,6 +267,7 @@ def test_what_is_put_aside_is_the_owners(monkeypatch):
     assert not seen[0].exists()
 
 
+@pytest.mark.slow
 def test_public_tables_are_checked_and_private_ones_are_not(tmp_path):
     entities = people("a")
     pl.DataFrame(entities).write_parquet(tmp_path / "entities.parquet")

@@ -371,6 +371,7 @@ def test_a_key_is_consumed_once(noise):
     assert np.all(np.isfinite(values))
 
 
+@pytest.mark.slow
 def test_simulate_under_transforms():
     tree = Tree.complete(9, 3)
     cells, keys = jnp.arange(9.0), jax.random.split(jax.random.key(0), 4)

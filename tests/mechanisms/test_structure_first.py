@@ -71,6 +71,7 @@ def variances(size, inside):
     return covariance[0, 0], covariance.sum(), covariance[:2, :2].sum()
 
 
+@pytest.mark.slow
 def test_errors_inside_bins_are_those_of_theory():
     # Two levels: (8 / epsilon^2) (m - m^2 / (s + 1)) for m of s cells (Xu et al. 2013, section 6.2); a bin of one cell 2.
     for size in (2, 3, 4, 7):
@@ -112,6 +113,7 @@ def test_errors_inside_bins_are_those_of_theory():
         assert (np.asarray(upper) > np.asarray(answers.values)).all()
 
 
+@pytest.mark.slow
 def test_noise_given_the_bins(monkeypatch):
     # Flat: 2 / epsilon^2 sum 1 / s_j for all cells together, here with discrete noise; of sums across bins by their shares.
     monkeypatch.setattr(importlib.import_module("dpinfer.mechanisms.structure_first"), "_one_by_one", lambda *_: STOPS)
@@ -308,6 +310,7 @@ def test_32_bit_numbers_are_refused():
         jax.config.update("jax_enable_x64", True)
 
 
+@pytest.mark.slow
 def test_whatever_the_cells_are_nothing_is_raised(monkeypatch):
     # With the noise and the coins as they come: cells of any size, below zero, all alike.
     for cells in ([-5, 2**63 - 1, 0, -(2**63)], [0] * 4, [2**62] * 4):

@@ -65,6 +65,7 @@ def test_expected_values_of_equal_scales(n):
         np.testing.assert_allclose(probability(LaplaceSum(b[:, None] * np.ones(n)), name, z), values, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_expected_values_of_unequal_scales():
     rows = {}
     for name in ("pdf", "cdf", "sf"):
@@ -317,6 +318,7 @@ def test_derivatives_against_differences(scales, name):
         np.testing.assert_allclose(fixed[smooth], found[smooth][:, -2:], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     rows = np.array([(*scales, 1.5, 1.5 + z) for scales in ((1.0, 2.5, 0.3), (2.0, 2.0, 2.0)) for z in AWAY[::4]])
     one = lambda row: LaplaceSum(row[:3], row[3]).log_prob(row[4])  # noqa: E731
@@ -709,6 +711,7 @@ def test_public_names():
         _ = noise.no_such_law
 
 
+@pytest.mark.slow
 def test_logarithms_at_values_beyond_all_use():
     for law in (LaplaceSum(2 * np.ones(50)), LaplaceSum(2 * np.ones(3)), LaplaceSum([1.0, 2.0, 0.3])):
         value = 10.0 ** np.array([13.0, 18, 20, 24, 26, 42, 158, 300])
