@@ -91,7 +91,7 @@ def mmse(measurement: Any, queries: Any = None, *, num_points: int = 1024) -> Po
         A :class:`PosteriorAnswers`. In units of the scales, means and standard deviations are right to about 1e-8, ends of
         intervals to 1e-5; of queries of several regions these to 1e-3.
 
-    Cost: for each distinct (region, number of its cells that are asked for) some 1,300 densities of sums of noises, whatever the
+    Cost: for each distinct (region, number of its cells that are asked for) some 1,100 densities of sums of noises, whatever the
     numbers of these; for a query of several regions a Fourier transform for each.
 
     Reference: Xiao, Xiong and Yuan 2011, section 4, whose product of posteriors this is, and no approximation.

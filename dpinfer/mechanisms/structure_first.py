@@ -198,7 +198,7 @@ def structure_first(
     Returns:
         A :class:`StructuredCells`.
 
-    Cost: "joint" O(n^2), for a given number of bins O(n^2 bins) with memory O(n bins) (12 s for 4,096 cells in 410 bins);
+    Cost: "joint" O(n^2), for a given number of bins O(n^2 bins) with memory O(n bins) (14 s for 4,096 cells in 410 bins);
     the others as :func:`dpinfer.inference.v_optimal`, with a table of 8 n (n + 1) bytes. Deviations need 64 bit
     (``dpinfer.enable_x64``).
 
