@@ -92,7 +92,7 @@ def test_theory_holds_for_fixed_bins_and_misleads_for_chosen_ones():
         (off_noisy - (n - 2 * k) * variance, inside + k * variance),
     ):
         assert abs(found.mean() - expected) < 4 * found.std() / draws**0.5
-    # Of three bins chosen on the same noise it says 7.5, and the error is 48.2 (the oracle's 4,000 draws, 1 apart).
+    # Of three bins chosen on the same noise it says 7.5, and the error is 48.2 (4,000 draws of a reference simulation, 1 apart).
     chosen = np.asarray(jax.jit(jax.vmap(lambda y: noise_first(noisy(y, 1 / epsilon), k).cells))(rows))
     hopes = ((chosen - rows) ** 2).sum(axis=1) - (n - 2 * k) * variance
     assert float(hopes.mean()) == pytest.approx(7.5, abs=1)
