@@ -12,6 +12,7 @@ import numpy as np
 from dpinfer import _checks
 from dpinfer import noise as laws
 from dpinfer.batching import map_problems
+from dpinfer.inference.segment_numbers import least_costs
 from dpinfer.inference.segment_squares import running_sums
 from dpinfer.inference.segmented import by_rows
 from dpinfer.mechanisms import simulate
@@ -57,12 +58,7 @@ def fixed_bins_error(
         ValueError: if ``stops`` do not increase to n, or the noise is not given by one positive number.
     """
     truth = _checked(truth)
-    ends = _checks.index_array("stops", np.asarray(stops))
-    sizes = np.diff(ends, prepend=0)
-    if not ends.size or sizes.min() < 1 or ends[-1] != truth.shape[0]:
-        raise ValueError(
-            f"stops must increase from at least 1 to the number of cells, {truth.shape[0]}, got {ends.tolist()[:10]}."
-        )
+    sizes = bin_sizes(stops, truth.shape[0])
     variance = _variance(epsilon, scale, noise)
     bins = Partition(np.repeat(np.arange(sizes.size), sizes))
     # About one of the cells, so that an offset common to all costs no digits.
@@ -143,7 +139,7 @@ def chosen_bins_error(
         key: a typed key.
         num_draws: releases, at least 2.
 
-    Cost: most n^2 for each release (a tenth of a second for 500 of 500 cells), and tables of n^2 and most n numbers.
+    Cost: most n^2 for each release (some tenth of a second for 500 of 500 cells), and tables of n^2 and most n numbers.
 
     Reference: Xu et al. 2013, section 3, where theorem 1 is applied to bins that the noise has chosen.
 
@@ -159,8 +155,7 @@ def chosen_bins_error(
     _checks.choice("noise", noise, ("laplace", "discrete_laplace", "gaussian"))
     scale = _scale(epsilon, scale, noise)
     budget = {"rho": 1 / (2 * scale**2)} if noise == "gaussian" else {"epsilon": 1 / scale}
-    # Row by row on a CPU, which holds one table at a time.
-    found = by_rows(*2 * (partial(_costs_and_errors, most=most),))
+    found = by_rows(*(partial(_costs_and_errors, most=most, at_once=at_once) for at_once in (False, True)))
 
     def one(*, key: jax.Array) -> Any:
         values = simulate(cells, Identity(cells.size), **budget, noise=noise, key=key).values
@@ -174,43 +169,45 @@ def chosen_bins_error(
     return ChosenBinsError(*_mean(hopes), *_mean(errors), shares, *own_hope, *own_error, num_draws)
 
 
-def _costs_and_errors(values: jax.Array, truth: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def _costs_and_errors(values: jax.Array, truth: jax.Array, most: int, *, at_once: bool) -> tuple[jax.Array, jax.Array]:
     """The least costs of 1, ..., ``most`` bins of the values, and the squared errors of these bins' means, [most] each."""
     n, dtype = values.shape[0], values.dtype
     seen, hidden = running_sums(values, None), running_sums(truth, None)
     noise = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(values - truth)])
-    ends = jnp.arange(n + 1, dtype=jnp.int32)
-    # By end and last cut.
-    stops, cuts = jnp.broadcast_arrays(ends[:, None], ends[None, :])
+    stops, cuts = jnp.broadcast_arrays(jnp.arange(n + 1)[:, None], jnp.arange(n)[None, :])
     costs = jnp.where(cuts < stops, seen.cost(cuts, jnp.maximum(stops, cuts + 1)), jnp.inf)
+    least = least_costs(costs, most, at_once=at_once)
 
-    def row(before: jax.Array, _: None) -> Any:
-        totals = before[None, :] + costs
-        least = totals.min(axis=1)
-        # Several times as fast as argmin on a CPU.
-        cuts = jnp.where(totals <= least[:, None], ends[None, :], n).min(axis=1)
-        return least, (least[n], cuts)
-
-    first = jnp.where(ends == 0, 0.0, jnp.inf).astype(dtype)
-    _, (least, cuts) = jax.lax.scan(row, first, None, length=most)
-
-    # Back from the end for all numbers of bins at once: the row of k bins is the last that k bins look at.
+    # Back from the end for all numbers of bins at once: the row of k bins before is the last that k + 1 bins look at.
     def back(carry: Any, row: Any) -> Any:
         i, errors = carry
-        k, cuts = row
-        j = jnp.where(k <= jnp.arange(most), cuts[i], i)
+        k, before = row
+        totals = before[None, :] + costs[i]
+        # Several times as fast as argmin on a CPU.
+        last = jnp.where(totals <= totals.min(axis=1)[:, None], cuts[0][None, :], n).min(axis=1)
+        j = jnp.where(k <= jnp.arange(most), last, i)
         size = jnp.maximum(i - j, 1)
         # The bin's mean is off by the mean of its noise, and the cells by what they differ.
         return (j, errors + jnp.where(j < i, hidden.cost(j, i) + jnp.square(noise[i] - noise[j]) / size, 0)), None
 
-    start = (jnp.full(most, n, jnp.int32), jnp.zeros(most, dtype))
-    (_, errors), _ = jax.lax.scan(back, start, (jnp.arange(most), cuts), reverse=True)
-    return jnp.maximum(least, 0), errors
+    befores = jnp.concatenate([jnp.full((1, n), jnp.inf, dtype).at[0, 0].set(0), least[:-1, :n]])
+    start = (jnp.full(most, n), jnp.zeros(most, dtype))
+    (_, errors), _ = jax.lax.scan(back, start, (jnp.arange(most), befores), reverse=True)
+    return jnp.maximum(least[:, n], 0), errors
 
 
 def _mean(draws: np.ndarray) -> tuple[Any, Any]:
     """The mean along the first axis, and its standard error."""
     return draws.mean(axis=0), draws.std(axis=0, ddof=1) / np.sqrt(draws.shape[0])
+
+
+def bin_sizes(stops: Any, n: int) -> np.ndarray:
+    """How many of n cells each bin has, int64 [bins], by where it ends."""
+    ends = _checks.index_array("stops", np.asarray(stops))
+    sizes = np.diff(ends, prepend=0)
+    if not ends.size or sizes.min() < 1 or ends[-1] != n:
+        raise ValueError(f"stops must increase from at least 1 to the number of cells, {n}, got {ends.tolist()[:10]}.")
+    return sizes
 
 
 def _checked(truth: Any) -> Array:

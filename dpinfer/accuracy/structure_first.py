@@ -8,6 +8,8 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer import noise as laws
+from dpinfer.accuracy.few_bins import bin_sizes
+from dpinfer.mechanisms.bin_costs import largest_change
 from dpinfer.mechanisms.structure_first import SELECTIONS
 
 
@@ -50,15 +52,12 @@ def structure_first_error(
         ValueError: if ``truth`` is not whole, or ``stops`` do not increase to n.
     """
     cells = _checks.index_array("truth", truth)
-    ends = _checks.index_array("stops", np.asarray(stops))
-    sizes = np.diff(ends, prepend=0)
-    if not ends.size or sizes.min() < 1 or ends[-1] != cells.size:
-        raise ValueError(f"stops must increase from at least 1 to the number of cells, {cells.size}, got {ends.tolist()[:10]}.")
+    sizes = bin_sizes(stops, cells.size)
     _checks.choice("values", values, ("mean", "median"))
     scale = (2 if _checks.relation(neighbors) == "replace_one" else 1) / float(_checks.budget("epsilon", epsilon))
     variance, p = float(laws.stddev("discrete_laplace", scale)) ** 2, math.exp(-1 / scale)
     squared = absolute = noise = 0.0
-    for part, size in zip(np.split(cells, ends[:-1]), sizes.tolist(), strict=True):
+    for part, size in zip(np.split(cells, np.cumsum(sizes)[:-1]), sizes.tolist(), strict=True):
         ranked = np.sort(part)
         # Whole numbers: the cells' deviations times the divisor of the noise.
         divisor = size if values == "mean" else 2 - size % 2
@@ -149,8 +148,8 @@ def _slope(n: int, bins: int, selection: str, cost: str, max_count: int | None, 
     _checks.choice("cost", cost, ("sae", "sse"))
     if (max_count is None) != (cost == "sae"):
         raise ValueError("max_count, a public bound of counts, is needed for cost='sse', and for nothing else.")
-    change = 1 if max_count is None else 2 * _checks.integer("max_count", max_count, least=1)
-    change += 0 if max_count is None else 1 if selection == "exponential" else -1
+    most = None if max_count is None else _checks.integer("max_count", max_count, least=1)
+    change = largest_change(most, is_paper=selection == "exponential")
     change *= 2 if _checks.relation(neighbors) == "replace_one" else 1
     if bins in (1, n):
         return 0.0

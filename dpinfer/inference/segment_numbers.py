@@ -87,14 +87,15 @@ def _in_one(bins: Any, n: int, dtype: Any) -> jax.Array:
     return jnp.concatenate([jnp.full(1, jnp.inf, dtype), jax.vmap(lambda i: bins.cost(jnp.int32(0), i))(ends)])
 
 
-@partial(jax.jit, static_argnums=1)
-def least_costs(costs: jax.Array, num_bins: int) -> jax.Array:
+@partial(jax.jit, static_argnums=1, static_argnames="at_once")
+def least_costs(costs: jax.Array, num_bins: int, *, at_once: bool = False) -> jax.Array:
     """The least costs of the first i cells in 1 to ``num_bins`` bins, [num_bins, n + 1], from those of bins, [n + 1, n].
 
-    These are as in :class:`Deviations`; two bins together cost no more than the one of all of their cells.
+    These are as in :class:`Deviations`; two bins together cost no more than the one of all of their cells. ``at_once`` is for
+    devices other than CPUs.
     """
     bins = Deviations(costs)
-    return _table_by_scan(bins, _in_one(bins, costs.shape[1], costs.dtype), num_bins)
+    return (_table_at_once if at_once else _table_by_scan)(bins, _in_one(bins, costs.shape[1], costs.dtype), num_bins)
 
 
 @lru_cache(maxsize=64)

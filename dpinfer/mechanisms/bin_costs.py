@@ -59,7 +59,7 @@ def absolute_deviations(cells: np.ndarray) -> BinCosts:
             kept[block] = np.asarray(on_host(_deviation_rows, values, ends))
         return kept[block][(i - 1) % at_once, :i].astype(np.int64)
 
-    return BinCosts(row, lambda: on_host(_deviation_table, values), 1)
+    return BinCosts(row, lambda: on_host(_deviation_table, values), largest_change(None))
 
 
 def squares(cells: np.ndarray, max_count: int, *, is_paper: bool = False) -> BinCosts:
@@ -88,8 +88,14 @@ def squares(cells: np.ndarray, max_count: int, *, is_paper: bool = False) -> Bin
             rows[i, :i] = row(i)
         return on_host(jnp.asarray, rows)
 
-    change = 2 * max_count + 1 if is_paper else 2 * max_count - 1
-    return BinCosts(row, table, math.ceil(change * Fraction(2) ** bits))
+    return BinCosts(row, table, math.ceil(largest_change(max_count, is_paper=is_paper) * Fraction(2) ** bits))
+
+
+def largest_change(max_count: int | None, *, is_paper: bool = False) -> int:
+    """By how much a record changes the deviations (no ``max_count``) or squares of a segmentation; or what the paper says."""
+    if max_count is None:
+        return 1
+    return 2 * max_count + 1 if is_paper else 2 * max_count - 1
 
 
 def host() -> Any:

@@ -98,8 +98,12 @@ class StructuredCells:
         """float64 [n]: each cell its share of the bin's sum, or its bin's median; of nodes inside the bins by least squares."""
         if self.inside != "flat":
             return np.asarray(least_squares(self.measurement).cells)
-        divisor = self.sizes if self.statistic == "mean" else np.where(self.sizes % 2, 1, 2)
-        return (self.noisy_values / divisor)[self.block_ids]
+        return (self.noisy_values / self._divisors)[self.block_ids]
+
+    @property
+    def _divisors(self) -> np.ndarray:
+        """How many times the cells of a flat bin its noisy value is, [bins]."""
+        return self.sizes if self.statistic == "mean" else np.where(self.sizes % 2, 1, 2)
 
     def answer(self, workload: Any) -> Answers | PointAnswers:
         """Sums of the cells: unbiased with nodes inside the bins, and with their exact standard deviations and intervals.
@@ -118,9 +122,8 @@ class StructuredCells:
         if self.inside != "flat":
             return np.asarray(least_squares(self.measurement).answer(queries).stddev)
         each = np.asarray(laws.stddev("discrete_laplace", self.scales))
-        divisor = self.sizes if self.statistic == "mean" else np.where(self.sizes % 2, 1, 2)
         variance = np.zeros(queries.shape[0])
-        for start, stop, spread in zip(self.stops - self.sizes, self.stops, each / divisor, strict=True):
+        for start, stop, spread in zip(self.stops - self.sizes, self.stops, each / self._divisors, strict=True):
             share = np.zeros(int(self.stops[-1]))
             share[start:stop] = spread
             variance += np.square(np.asarray(queries @ share, dtype=float))
@@ -259,10 +262,9 @@ def structure_first(
 
     if not is_chosen:
         stops = np.arange(1, n + 1) if bins == n else np.array([n])
-    elif selection == "joint":
+    elif bins is None or selection == "joint":
         stops = SegmentationWeights(costs.row, n, bins, rate, float(price) if bins is None else 0.0).draw()
     else:
-        assert bins is not None
         stops = _one_by_one(costs, n, bins, structure / ((bins - 1) * 2 * change), selection)
     if values == "median":
         drawn = exact.discrete_laplace([value_scale], np.zeros(stops.size, dtype=np.int64))
