@@ -15,8 +15,9 @@ exactly, whatever the cells are. With the same noise in cells and sums it is tha
 cell; with more noise in the sum it hardly moves any more where delta is far out, since then it is the sum that is off.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, final
 
 import jax
@@ -24,16 +25,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._chunks import in_chunks
 from dpinfer.inference.estimate import over_cells
-from dpinfer.inference.posterior_grid import Laws, convolved, laws_of
+from dpinfer.inference.posterior_grid import Laws, convolved
+from dpinfer.inference.product_laws import product_laws
 from dpinfer.noise import contour
+from dpinfer.noise.asinh_series import AsinhSeries, evaluated, fitted
 from dpinfer.queries import Identity, Partition, Queries, Total, VStack
 from dpinfer.release import as_measurement
 
-# Nats below the highest density at which a law's grid ends; halvings until its ends and its mode are found.
-_DEPTH, _GOLDEN, _HALVINGS = 36.0, 45, 30
 # Rows of a workload that are looked at together.
 _ENTRIES_AT_ONCE = 1 << 24
+# So many regions of one size share a series, of differences up to so many standard deviations.
+_ENOUGH, _FAR = 256, 50.0
+# Integrals, and points of a series, that are looked at together.
+_AT_ONCE, _POINTS = 1024, 1 << 14
 
 
 @final
@@ -44,21 +50,31 @@ class PosteriorAnswers:
     Attributes:
         mean: float64 [m].
         stddev: float64 [m].
-        centers: float64 [m], the noisy cells' own answers, about which the laws are.
-        laws: the distinct laws of answer - center.
-        which: int64 [m], the law of each.
+        centers: float64 [m], of which the laws are the differences.
+        find_laws: the distinct laws of answer - center, and which each answer has, int64 [m]; called once, when asked for.
     """
 
     mean: np.ndarray
     stddev: np.ndarray
     centers: np.ndarray
-    laws: Laws
-    which: np.ndarray
+    find_laws: Callable[[], tuple[Laws, np.ndarray]]
+
+    @cached_property
+    def _laws(self) -> tuple[Laws, np.ndarray]:
+        return self.find_laws()
+
+    @property
+    def laws(self) -> Laws:
+        return self._laws[0]
+
+    @property
+    def which(self) -> np.ndarray:
+        return self._laws[1]
 
     def density(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """The grid of answer i and the probability at each of its points, which add up to 1."""
-        if not 0 <= i < self.which.size:
-            raise ValueError(f"i must be from 0 to the number of answers less 1, {self.which.size - 1}, got {i}.")
+        if not 0 <= i < self.mean.size:
+            raise ValueError(f"i must be from 0 to the number of answers less 1, {self.mean.size - 1}, got {i}.")
         law = self.which[i]
         return self.centers[i] + self.laws.places[law], self.laws.masses[law]
 
@@ -77,45 +93,63 @@ class PosteriorAnswers:
         return lower, upper
 
 
-def mmse(measurement: Any, queries: Any = None, *, num_points: int = 1024) -> PosteriorAnswers:
+def mmse(measurement: Any, queries: Any = None, *, observations: Any = None, num_points: int = 1024) -> PosteriorAnswers:
     """The posterior of sums of cells under a flat prior: means, of least mean squared error, and intervals that cover exactly.
 
     Args:
         measurement: noisy cells, of Identity, with the noise of one scale; beside them the noisy sums of disjoint regions, of a
-            Partition or the Total, each with its own scale: what ``mechanisms.ispe`` releases. Laplace noise, or discrete.
-        queries: of n cells, each the sum of some: Ranges, Boxes, Prefix, Partition, ..., or a matrix of 0 and 1. Left out, the
-            cells.
+            Partition or the Total, each with its own scale: what ``mechanisms.ispe`` releases. With ``observations`` any counting
+            queries. Laplace noise, or discrete.
+        queries: of n cells, each the sum of some: Ranges, Boxes, Prefix, Partition, ..., or a matrix of 0 and 1; with
+            ``observations`` any. Left out, the cells.
+        observations: what is known of each query, where the posterior given all that was measured is not to be had: for each a
+            matrix [k, rows of the measurement]. Each of its rows combines measured answers to the query, without bias and with
+            noise of its own: no answer is in two of them. The posterior is that given these k numbers.
         num_points: of the grid of each law, at least 64.
 
     Returns:
         A :class:`PosteriorAnswers`. In units of the scales, means and standard deviations are right to about 1e-8, ends of
         intervals to 1e-5; of queries of several regions these to 1e-3.
 
-    Cost: for each distinct (region, number of its cells that are asked for) some 1,100 densities of sums of noises, whatever the
-    numbers of these; for a query of several regions a Fourier transform for each.
+    Cost: means and standard deviations take an integral of 96 points for each region (a series for many of one size), whatever
+    the queries; densities and intervals, found when first asked for, a grid for each distinct (region, number of its cells), and
+    for a query of several regions a Fourier transform for each.
 
-    Reference: Xiao, Xiong and Yuan 2011, section 4, whose product of posteriors this is, and no approximation.
+    Reference: Xiao, Xiong and Yuan 2011, section 4, whose product of posteriors this is. Without ``observations`` it is the
+    posterior given everything: what is left out is known to be independent of the query.
 
     Raises:
-        ValueError: if the measurement is of anything else, or a query is no sum of cells.
+        ValueError: if the measurement is of anything else, a query is no sum of cells, or an observation is biased or shares
+            noise with another.
     """
     num_points = _checks.integer("num_points", num_points, least=64)
     if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError("mmse needs 64-bit numbers: type dpinfer.enable_x64() first.")
-    found = _parts(as_measurement(measurement))
+    measurement = as_measurement(measurement)
+    if observations is not None:
+        return _given_observations(measurement, queries, observations, num_points)
+    found = _parts(measurement)
     n = found.values.size
     asked = Identity(n) if queries is None else over_cells(queries, n)
     owner, region, count = _touched(asked, found.labels)
-    size = np.bincount(found.labels)
+    size = np.maximum(np.bincount(found.labels), 1)  # nothing is asked of a region without cells
     delta = found.sums - np.bincount(found.labels, found.values)
     # A region whose sum was not measured says nothing: as if delta were 0.
     delta = np.where(np.isfinite(found.sum_scales), delta, 0.0)
-    numbers = np.stack([size[region], count, found.sum_scales[region], delta[region]], axis=1)
-    rows, which = np.unique(numbers, axis=0, return_inverse=True)
-    laws = _region_laws(rows, found.cell_scale, found.is_lattice, num_points)
-    laws, which = convolved(laws, owner, which.reshape(-1), asked.shape[0])
     centers = np.asarray(asked @ found.values, dtype=float)
-    return PosteriorAnswers(centers + laws.means[which], laws.stddevs[which], centers, laws, which)
+    shift, spread, bend, whole_mean, whole_variance = _moments(size, delta, found).T
+    is_whole = (count == size[region]) & (found.sum_scales[region] < found.cell_scale)
+    shifts = np.where(is_whole, whole_mean[region], count * shift[region])
+    variances = np.where(is_whole, whole_variance[region], count * (count * spread[region] + bend[region]))
+    mean, variance = (np.bincount(owner, x, minlength=asked.shape[0]) for x in (shifts, variances))
+
+    def find_laws() -> tuple[Laws, np.ndarray]:
+        numbers = np.stack([size[region], count, found.sum_scales[region], delta[region]], axis=1)
+        rows, which = np.unique(numbers, axis=0, return_inverse=True)
+        laws = _region_laws(rows, found.cell_scale, found.is_lattice, num_points)
+        return convolved(laws, owner, which.reshape(-1), asked.shape[0])
+
+    return PosteriorAnswers(centers + mean, np.sqrt(variance), centers, find_laws)
 
 
 @dataclass(frozen=True)
@@ -130,18 +164,14 @@ class _Parts:
 
 def _parts(measurement: Any) -> _Parts:
     """Noisy cells and the noisy sums of regions; each region by itself if none was measured."""
-    law = measurement.noise
-    if law not in ("laplace", "discrete_laplace"):
-        raise ValueError(
-            f"measurement must have (discrete) Laplace noise, got {law!r}. Of Gaussian noise least_squares is exact."
-        )
+    law = _laplace(measurement)
     parts = measurement.queries.parts if isinstance(measurement.queries, VStack) else (measurement.queries,)
     cells = [part for part in parts if isinstance(part, Identity)]
     regions = [part for part in parts if isinstance(part, (Partition, Total))]
     if len(cells) != 1 or len(regions) > 1 or len(cells) + len(regions) != len(parts):
         raise ValueError(
             "measurement must be of Identity, and of at most one Partition or Total beside it, as mechanisms.ispe releases; got "
-            f"{measurement.queries!r}. least_squares takes any."
+            f"{measurement.queries!r}. Give observations, or use least_squares, which takes any."
         )
     n = cells[0].shape[1]
     values = np.asarray(measurement.values, dtype=np.float64)
@@ -162,109 +192,185 @@ def _parts(measurement: Any) -> _Parts:
     return _Parts(values[place], float(scale[place][0]), labels, sums, sum_scales, law == "discrete_laplace")
 
 
+def _laplace(measurement: Any) -> str:
+    """The noise's law, if it is one of those that are covered."""
+    law = measurement.noise
+    if law not in ("laplace", "discrete_laplace"):
+        raise ValueError(
+            f"measurement must have (discrete) Laplace noise, got {law!r}. Of Gaussian noise least_squares is exact."
+        )
+    return law
+
+
 def _touched(queries: Queries, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each query the regions that it asks for and how many of their cells: query, region, number; in order of queries."""
+    if isinstance(queries, Identity):
+        return np.arange(labels.size), labels, np.ones(labels.size, dtype=np.int64)
+    if isinstance(queries, Partition):
+        return _counted(queries.labels, labels)
+    found = [_counted(query, labels[cell]) for query, cell in _entries(queries)]
+    owner, region, count = (np.concatenate([np.zeros(0, dtype=np.int64), *parts]) for parts in zip(*found, strict=True))
+    return owner, region, count
+
+
+def _entries(queries: Queries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The (query, cell) of each entry 1, of some queries at a time and in their order; no other entry may there be but 0."""
     m, n = queries.shape
-    owners, regions, counts = [], [], []
-    size = max(1, _ENTRIES_AT_ONCE // max(n, 1))
-    for start in range(0, m, size):
-        rows = np.asarray(queries.rows(start, min(start + size, m)))
-        if not np.isin(rows, (0, 1)).all():
-            bad = start + int(np.flatnonzero(~np.isin(rows, (0, 1)).all(axis=1))[0])
-            raise ValueError(
-                f"queries must be sums of cells, with entries 0 and 1; that of row {bad} is not. least_squares takes any."
-            )
-        query, cell = np.nonzero(rows)
-        pairs, count = np.unique(np.stack([query + start, labels[cell]]), axis=1, return_counts=True)
-        owners.append(pairs[0])
-        regions.append(pairs[1])
-        counts.append(count)
-    return np.concatenate(owners), np.concatenate(regions), np.concatenate(counts)
+    ranges = queries.as_ranges()
+    if ranges is None:
+        size = max(1, _ENTRIES_AT_ONCE // max(n, 1))
+        for start in range(0, m, size):
+            rows = np.asarray(queries.rows(start, min(start + size, m)))
+            if not queries.has_zero_one_entries and not np.isin(rows, (0, 1)).all():
+                bad = start + int(np.flatnonzero(~np.isin(rows, (0, 1)).all(axis=1))[0])
+                raise ValueError(
+                    f"queries must be sums of cells, with entries 0 and 1; that of row {bad} is not. least_squares takes any."
+                )
+            query, cell = np.nonzero(rows)
+            yield query + start, cell
+        return
+    starts, stops = ranges
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    for chunk in np.split(np.arange(m), np.flatnonzero(np.diff(ends // _ENTRIES_AT_ONCE)) + 1):
+        length = lengths[chunk]
+        first = np.cumsum(length) - length
+        yield np.repeat(chunk, length), np.arange(length.sum()) + np.repeat(starts[chunk] - first, length)
+
+
+def _counted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct pairs, in order, and how often each occurs."""
+    width = int(second.max(initial=0)) + 1
+    pairs, count = np.unique(first * width + second, return_counts=True)
+    return pairs // width, pairs % width, count
+
+
+def _given_observations(measurement: Any, queries: Any, observations: Any, num_points: int) -> PosteriorAnswers:
+    law, n = _laplace(measurement), measurement.queries.shape[1]
+    asked = Identity(n) if queries is None else over_cells(queries, n)
+    matrices = list(observations)
+    if len(matrices) != asked.shape[0]:
+        raise ValueError(f"observations must be a matrix for each of the {asked.shape[0]} queries, got {len(matrices)}.")
+    values = np.asarray(measurement.values, dtype=np.float64)
+    _checks.finite("measurement", values)
+    scale = np.broadcast_to(np.asarray(measurement.scale, dtype=np.float64), values.shape)
+    is_lattice = law == "discrete_laplace"
+    centers, noises = [], []
+    for i, given in enumerate(matrices):
+        matrix = np.asarray(given, dtype=np.float64)
+        _check_observations(f"observations[{i}]", matrix, measurement.queries, asked.rows(i, i + 1), scale, is_lattice)
+        centers.append([row[row != 0] @ values[row != 0] for row in matrix])
+        noises.append([np.unique(np.abs(row) * scale, return_counts=True) for row in np.where(np.isfinite(scale), matrix, 0)])
+        # Entries of 0, and exact counts, add no noise.
+        noises[-1] = [(size[size > 0], number[size > 0]) for size, number in noises[-1]]
+    width = max(len(factors) for factors in noises)
+    kinds = max(size.size for factors in noises for size, _ in factors)
+    scales, counts = np.zeros((len(noises), width, kinds)), np.zeros((len(noises), width, kinds))
+    places = np.zeros((len(noises), width))
+    for i, factors in enumerate(noises):
+        places[i, : len(factors)] = centers[i]
+        for j, (size, number) in enumerate(factors):
+            scales[i, j, : size.size], counts[i, j, : size.size] = size, number
+    center = places[:, 0].copy()
+    laws = product_laws(places - center[:, None], scales, counts, is_lattice=is_lattice, num_points=num_points)
+    return PosteriorAnswers(center + laws.means, laws.stddevs, center, lambda: (laws, np.arange(center.size)))
+
+
+def _check_observations(
+    name: str, matrix: np.ndarray, strategy: Queries, query: Any, scale: np.ndarray, is_lattice: bool
+) -> None:
+    if matrix.ndim != 2 or matrix.shape[1] != scale.size or not matrix.shape[0]:
+        raise ValueError(
+            f"{name} must be a matrix [k, {scale.size}], a column for each measured answer, got shape {list(matrix.shape)}."
+        )
+    _checks.finite(name, matrix)
+    used = matrix != 0
+    shared = np.flatnonzero(used[:, scale > 0].sum(axis=0) > 1)
+    if shared.size:
+        row = int(np.flatnonzero(scale > 0)[shared[0]])
+        raise ValueError(f"{name} must use no noisy answer twice; that of row {row} of the measurement is in two observations.")
+    if (used & np.isinf(scale)).any():
+        raise ValueError(f"{name} must not use what was not measured (scale inf).")
+    if not (used & (scale > 0)).any(axis=1).all():
+        raise ValueError(f"{name} must have noise in every observation; one is exact, and needs no estimate.")
+    if is_lattice and not np.isin(matrix, (-1, 0, 1)).all():
+        raise ValueError(f"{name} must have entries -1, 0 and 1 only: multiples of discrete noise are on no lattice of theirs.")
+    answered = np.asarray(strategy.T @ matrix.T).T
+    wrong = ~np.isclose(answered, np.asarray(query), rtol=1e-9, atol=1e-9 * max(1.0, np.abs(matrix).max())).all(axis=1)
+    if wrong.any():
+        raise ValueError(f"{name} must be without bias: observation {int(np.flatnonzero(wrong)[0])} is of another query.")
 
 
 def _region_laws(rows: np.ndarray, cell_scale: float, is_lattice: bool, num_points: int) -> Laws:
     """The laws of e for rows of (cells of the region, cells asked for, scale of its sum, delta)."""
-    num_laws = rows.shape[0]
-    if not num_laws:
-        nothing = np.zeros((0, num_points))
-        return Laws(nothing, nothing, nothing, np.zeros(0, dtype=bool))
-    # As many as a power of 4, so that few programs are compiled.
-    rows = np.concatenate([rows, np.repeat(rows[:1], 4 ** max(2, -(-(num_laws - 1).bit_length() // 2)) - num_laws, axis=0)])
     size, count, sum_scale, delta = rows.T
-    log_density = partial(_log_density, numbers=_numbers(size, count, sum_scale, delta, cell_scale), is_lattice=is_lattice)
-    low, high = np.minimum(delta, 0), np.maximum(delta, 0)
-    # The mode is between the two centres, and the ends not farther out than those of the noises.
-    mode = _highest(log_density, low, high)
-    top = np.asarray(log_density(mode[:, None]))[:, 0]
-    reach = cell_scale * (np.sqrt(4 * _DEPTH * count) + 2 * _DEPTH) + np.abs(delta)
-    first, last = (_fallen(log_density, mode, mode + sign * reach, top - _DEPTH) for sign in (-1, 1))
-    if is_lattice:
-        first, last = np.floor(first), np.ceil(last)
-    found = laws_of(log_density, first, last, low, high, top, num_points, is_lattice=is_lattice)
-    return Laws(found.places[:num_laws], found.densities[:num_laws], found.masses[:num_laws], found.is_lattice[:num_laws])
-
-
-def _numbers(size: Any, count: Any, sum_scale: Any, delta: Any, cell_scale: float) -> tuple[np.ndarray, ...]:
-    """For each law: delta, the scale and number of the noises of cells, and scales and numbers of the others."""
     is_measured = np.isfinite(sum_scale)
-    rest = np.where(is_measured, size - count, 0)
-    # Scales that do not occur are those of others, so that they do not bend the path of integration.
-    own = np.where(is_measured, sum_scale, cell_scale)
-    scales = np.stack([np.where(rest > 0, cell_scale, own), own], axis=1)
-    return delta, np.full(delta.size, cell_scale), count, scales, np.stack([rest, is_measured.astype(float)], axis=1)
+    centers = np.stack([np.zeros(delta.size), delta], axis=1)
+    scales = np.stack([np.full(delta.size, cell_scale), np.where(is_measured, sum_scale, cell_scale)], axis=1)
+    counts = np.zeros((delta.size, 2, 2))
+    counts[:, 0, 0] = count
+    counts[:, 1] = np.stack([size - count, np.ones(delta.size)], axis=1) * is_measured[:, None]
+    return product_laws(centers, np.repeat(scales[:, None], 2, axis=1), counts, is_lattice=is_lattice, num_points=num_points)
 
 
-def _log_density(e: np.ndarray, numbers: tuple[np.ndarray, ...], is_lattice: bool) -> np.ndarray:
-    """Of each law at its points e [laws, points], but for a constant."""
-    is_single = bool((numbers[2] == 1).all())
-    return np.asarray(_compiled_log_density(e, *numbers, is_lattice=is_lattice, is_single=is_single))
+def _moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.ndarray:
+    """Of the regions, what moves their cells: five columns, a to e.
+
+    The e of q cells has mean a q and variance b q^2 + c q. That of the whole region has mean d and variance e, too, which lose no
+    digits where its sum has less noise than a cell.
+    """
+    is_measured = np.isfinite(found.sum_scales)
+    scales = np.stack([np.full(size.size, found.cell_scale), np.where(is_measured, found.sum_scales, found.cell_scale)], axis=1)
+    counts = np.stack([size, np.ones(size.size)], axis=1)
+    if found.is_lattice:
+        from dpinfer.noise.laws import widths  # which loads numpyro
+
+        scales = np.asarray(widths(jnp.asarray(scales)))
+    moments = np.zeros((size.size, 5))
+    alone = 2 * np.square(scales[:, 0])
+    moments[:, 2], moments[:, 4] = alone, alone * size
+    far = np.abs(delta)
+    _, kind = np.unique(scales[:, 1], return_inverse=True)
+    _, group = np.unique(kind * (size.max() + 1) + size, return_inverse=True)
+    stddev = np.sqrt(alone * size + 2 * np.square(scales[:, 1]))
+    is_common = is_measured & (far <= _FAR * stddev) & (far >= found.is_lattice)
+    is_common &= np.bincount(group[is_common], minlength=size.size)[group] >= _ENOUGH
+    for own in (np.flatnonzero(is_common & (group == some)) for some in np.unique(group[is_common])):
+        moments[own] = _by_series(far[own], scales[own[0]], counts[own[0]], found.is_lattice)
+    own = np.flatnonzero(is_measured & ~is_common)
+    if own.size:
+        moments[own] = _given_sums(far[own], scales[own], counts[own], found.is_lattice)
+    moments[:, [0, 3]] *= np.sign(delta)[:, None]
+    moments[:, 3] = np.where(is_measured, delta - moments[:, 3], 0.0)
+    return moments
 
 
-@partial(jax.jit, static_argnames=("is_lattice", "is_single"))
-def _compiled_log_density(
-    e: Any, delta: Any, cell_scale: Any, count: Any, scales: Any, counts: Any, *, is_lattice: bool, is_single: bool
-) -> Any:
-    from dpinfer.noise.laws import widths  # which loads numpyro
-
-    convert = widths if is_lattice else lambda x: x
-
-    def at(e: Any, scales: Any, counts: Any) -> Any:
-        scales, counts = convert(jnp.asarray(scales)), jnp.asarray(counts, float)
-        many = [jnp.broadcast_to(x[:, None], (*e.shape, x.shape[-1])) for x in (scales, counts)]
-        found = contour.log_density(jnp.abs(e), *many, lattice=is_lattice)
-        if not is_lattice:
-            return found
-        # At 0 the path cannot keep clear of a cut: what the two tails leave.
-        tail = contour.log_survival(jnp.full(scales.shape[0], 0.5), scales, counts, lattice=True)
-        return jnp.where(e == 0, jnp.log1p(-2 * jnp.exp(tail))[:, None], found)
-
-    # Of single cells the law is known.
-    own = -jnp.abs(e) / cell_scale[:, None] if is_single else at(e, cell_scale[:, None], count[:, None])
-    other = at(delta[:, None] - e, scales, counts)
-    return own + jnp.where(counts[:, 1:] > 0, other, 0)
+def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
+    """The moments for rows of delta >= 0, [rows] and twice [rows, 2]; in place of d what the sum's own noise is on average."""
+    least = np.maximum(delta, float(is_lattice))
+    parts = np.stack(in_chunks(partial(contour.parts_given_sum, lattice=is_lattice), (least, scales, counts), _AT_ONCE))
+    none = np.flatnonzero((delta == 0) & is_lattice)
+    if none.size:
+        parts[:, none] = in_chunks(contour.parts_given_no_sum, (scales[none], counts[none]), _AT_ONCE)
+    mean, spread, bend = parts
+    return np.stack([mean[:, 0], spread[:, 0], bend[:, 0], mean[:, 1], spread[:, 1] + bend[:, 1]], axis=1)
 
 
-def _highest(log_density: Any, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where the laws, log-concave, are highest between ``low`` and ``high``; by golden sections."""
-    ratio = (np.sqrt(5) - 1) / 2
-    a, b = low.astype(float), high.astype(float)
-    left, right = b - ratio * (b - a), a + ratio * (b - a)
-    at_left, at_right = (log_density(x[:, None])[:, 0] for x in (left, right))
-    for _ in range(_GOLDEN):
-        is_left = at_left >= at_right
-        a, b = np.where(is_left, a, left), np.where(is_left, right, b)
-        new = np.where(is_left, b - ratio * (b - a), a + ratio * (b - a))
-        value = log_density(new[:, None])[:, 0]
-        left, right = np.where(is_left, new, right), np.where(is_left, left, new)
-        at_left, at_right = np.where(is_left, value, at_right), np.where(is_left, at_left, value)
-    return (a + b) / 2
+def _by_series(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
+    """``_given_sums`` for many sums of regions that are otherwise alike."""
+
+    def function(z: np.ndarray, _: np.ndarray) -> np.ndarray:
+        many_scales, many_counts = (np.broadcast_to(x, (z.size, 2)) for x in (scales, counts))
+        return _given_sums(z.reshape(-1), many_scales, many_counts, is_lattice).reshape(*z.shape, 5)
+
+    stddev = np.sqrt(2 * (np.square(scales) * counts).sum())
+    series = fitted(function, np.array([stddev]), np.array([float(is_lattice)]), np.array([delta.max()]))
+    own = series._replace(coefficients=series.coefficients[0].T)
+    return in_chunks(partial(_evaluated, series=own), (delta,), _POINTS)
 
 
-def _fallen(log_density: Any, mode: np.ndarray, far: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Where the laws have fallen to ``level`` between their mode and a place beyond."""
-    near = mode.copy()
-    for _ in range(_HALVINGS):
-        middle = (near + far) / 2
-        inside = log_density(middle[:, None])[:, 0] > level
-        near, far = np.where(inside, middle, near), np.where(inside, far, middle)
-    return far
+@jax.jit
+def _evaluated(z: jax.Array, series: AsinhSeries) -> jax.Array:
+    # In blocks that stay near the processor.
+    found = jax.lax.map(lambda z: evaluated(z[None], series), z.reshape(-1, min(z.size, 256)))
+    return jnp.moveaxis(found, 1, 2).reshape(z.size, -1)

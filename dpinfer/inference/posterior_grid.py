@@ -1,6 +1,5 @@
 """Laws of one number each on grids of their own: moments, quantiles, shortest intervals, and sums of independent ones."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -22,12 +21,14 @@ class Laws:
         densities: [laws, points], whose logarithm is concave; of laws on integers the probabilities instead.
         masses: [laws, points], of each point, by which sums approximate integrals; they add up to 1.
         is_lattice: bool [laws], whether it is on integers, all of which are points.
+        points_a_piece: pieces of so many points each, the next one's first being its last too, have no kinks and one step.
     """
 
     places: np.ndarray
     densities: np.ndarray
     masses: np.ndarray
     is_lattice: np.ndarray
+    points_a_piece: int
 
     @cached_property
     def means(self) -> np.ndarray:
@@ -41,14 +42,16 @@ class Laws:
     def up_to(self) -> np.ndarray:
         """The probability up to each point, [laws, points]."""
         x, f = self.places, self.densities
-        step = np.diff(x, axis=1)
-        # By cubics through four points of the same steps: around the interval, or behind it, or before it; else by trapezoids.
-        a, b, c, d = (f[:, k : f.shape[1] - 3 + k] for k in range(4))
-        even = np.isclose(step[:, :-2], step[:, 1:-1], rtol=1e-6) & np.isclose(step[:, 2:], step[:, 1:-1], rtol=1e-6)
-        part = step * (f[:, 1:] + f[:, :-1]) / 2
-        for shift, rule in ((2, d * 9 + c * 19 - b * 5 + a), (0, a * 9 + b * 19 - c * 5 + d), (1, (b + c) * 13 - a - d)):
-            own = slice(shift, shift + even.shape[1])
-            part[:, own] = np.where(even, step[:, own] * rule / 24, part[:, own])
+        # By cubics through four points of the same piece: around the interval, or from its first or to its last on.
+        rules = {0: (9, 19, -5, 1), -1: (-1, 13, 13, -1), -2: (1, -5, 19, 9)}
+        num, piece = x.shape[1] - 1, self.points_a_piece
+        begin = np.full(num, -1)
+        begin[::piece], begin[piece - 1 :: piece] = 0, -2
+        part = np.empty((x.shape[0], num))
+        for shift, rule in rules.items():
+            own = np.flatnonzero(begin == shift)
+            part[:, own] = sum(weight * f[:, own + shift + k] for k, weight in enumerate(rule))
+        part *= np.diff(x, axis=1) / 24
         total = np.cumsum(np.concatenate([np.zeros((x.shape[0], 1)), np.maximum(part, 0)], axis=1), axis=1)
         smooth = total / total[:, -1:]
         return np.where(self.is_lattice[:, None], np.cumsum(self.masses, axis=1), smooth)
@@ -89,50 +92,6 @@ class Laws:
         return self.quantile(below), self.quantile(below + level)
 
 
-def laws_of(
-    log_density: Callable[[np.ndarray], np.ndarray],
-    first: np.ndarray,
-    last: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    top: np.ndarray,
-    num_points: int,
-    *,
-    is_lattice: bool,
-) -> Laws:
-    """Laws from the logarithms of their densities, which may have kinks at ``low`` and ``high``; Boole's rule between these.
-
-    Args:
-        log_density: of [laws, points], but for a constant.
-        first, last: where grids begin and end.
-        low, high: places of kinks.
-        top: the largest logarithms.
-        num_points: at least so many points; laws on integers that fit into as many have all of them.
-        is_lattice: whether the laws are on integers.
-    """
-    num_laws = first.size
-    count = 4 * -(-num_points // 12)
-    low, high = np.clip(low, first, last), np.clip(high, first, last)
-    part = np.linspace(0, 1, count + 1)
-    pieces = [a[:, None] + (b - a)[:, None] * part for a, b in ((first, low), (low, high), (high, last))]
-    places = np.concatenate([pieces[0], pieces[1][:, 1:], pieces[2][:, 1:]], axis=1)
-    rule = np.full(count + 1, 14.0)
-    rule[1::2], rule[2::4], rule[[0, -1]] = 32, 12, 7
-    weights = np.zeros(places.shape)
-    for k, (a, b) in enumerate(((first, low), (low, high), (high, last))):
-        weights[:, k * count : (k + 1) * count + 1] += rule * (2 * (b - a) / (45 * count))[:, None]
-    on_integers = np.full(num_laws, is_lattice) & (last - first + 1 <= places.shape[1])
-    if on_integers.any():
-        # The points behind the last integer have no mass.
-        integers = first[:, None] + np.arange(places.shape[1])
-        places = np.where(on_integers[:, None], integers, places)
-        weights = np.where(on_integers[:, None], integers <= last[:, None], weights)
-    densities = np.exp(log_density(places) - top[:, None])
-    densities = np.where(on_integers[:, None] & (weights == 0), 0.0, densities)
-    densities /= (densities * weights).sum(axis=1, keepdims=True)
-    return Laws(places, densities, densities * weights, on_integers)
-
-
 def convolved(laws: Laws, owner: np.ndarray, which: np.ndarray, num_sums: int) -> tuple[Laws, np.ndarray]:
     """The laws of sums of independent numbers, and which of these each sum has.
 
@@ -159,7 +118,8 @@ def convolved(laws: Laws, owner: np.ndarray, which: np.ndarray, num_sums: int) -
         np.concatenate([old, np.stack([law[k] for law in new])])
         for k, old in enumerate((laws.places, laws.densities, laws.masses))
     )
-    return Laws(places, densities, masses, np.append(laws.is_lattice, np.zeros(len(new), dtype=bool))), found
+    is_lattice = np.append(laws.is_lattice, np.zeros(len(new), dtype=bool))
+    return Laws(places, densities, masses, is_lattice, laws.points_a_piece), found
 
 
 def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -169,6 +169,118 @@ def test_errors_and_coverage():
 
 
 @pytest.mark.slow
+def test_mean_squared_errors_of_many_sizes():
+    # The error's second moment is the posterior variance, on average over delta; the first column by quadrature elsewhere.
+    cases = [
+        ((1, 1, 3.0), 1.756500),
+        ((1, 1, 10.0), 1.967028),
+        ((2, 1, 1 / 3), 1.052325),
+        ((2, 2, 3.0), 3.162594),
+        ((2, 2, 1 / 3), 0.209309),
+        ((4, 2, 3.0), 3.331740),
+        ((4, 2, 1 / 3), 2.053998),
+        ((4, 3, 10.0), 5.741545),
+        ((8, 4, 10.0), 7.589451),
+        ((8, 4, 1.0), 4.444444),
+        ((8, 8, 0.1), 0.019972),
+        ((16, 16, 3.0), 11.297638),
+        ((32, 31, 10.0), 45.109319),
+        ((32, 32, 10.0), 46.001978),
+    ]
+    for (size, count, scale), known in cases:
+        # Points at the middles of equal shares of delta's law, far into its tails.
+        law = dp.noise.LaplaceSum([1.0] * size + [scale])
+        t = (np.arange(400) + 0.5) / 400
+        step = 0.5 * np.tanh(np.pi / 2 * np.sinh(6 * t - 3)) + 0.5
+        p, weights = step[step < 0.5], np.diff(0.5 * np.tanh(np.pi / 2 * np.sinh(6 * np.arange(401) / 400 - 3)) + 0.5)[step < 0.5]
+        delta = -np.asarray(law.icdf(p))
+        labels = np.repeat(np.arange(delta.size), size)
+        measurement = release(np.zeros(labels.size), delta, 1.0, scale, labels)
+        own = np.arange(delta.size) * size
+        variance = np.square(mmse(measurement, Ranges(labels.size, own, own + count)).stddev)
+        mmse_error = (weights * variance).sum() / weights.sum()
+        assert mmse_error == pytest.approx(known, rel=5e-4)
+        # Weighted least squares moves each cell by delta / (s + b^2), unweighted by delta / (s + 1).
+        rest = 2 * (count + count**2 * (size + scale**2) / np.square(size + np.array([scale**2, 1])))
+        weighted, unweighted = rest - 4 * count**2 / (size + np.array([scale**2, 1]))
+        assert mmse_error <= weighted * (1 + 5e-4)
+        assert weighted <= unweighted * (1 + 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["laplace", "discrete_laplace"])
+def test_many_regions_alike_share_a_series(law):
+    rng, regions = np.random.default_rng(6), 600
+    labels = np.repeat(np.arange(regions), 3)
+    delta = np.round(rng.laplace(0, 9, regions))
+    delta[:4] = [0, 1, -1, 4000]
+    measurement = release(np.zeros(labels.size), delta, 2.0, 1.5, labels, law)
+    pairs = Ranges(labels.size, 3 * np.arange(regions), 3 * np.arange(regions) + 2)
+    together, whole = mmse(measurement, pairs), mmse(measurement, Partition(labels))
+    some = np.r_[:10, 590:600]
+    alone = release(np.zeros(60), delta[some], 2.0, 1.5, np.repeat(np.arange(20), 3), law)
+    for found, apart in (
+        (together, mmse(alone, Ranges(60, 3 * np.arange(20), 3 * np.arange(20) + 2))),
+        (whole, mmse(alone, Partition(np.repeat(np.arange(20), 3)))),
+    ):
+        np.testing.assert_allclose(found.mean[some], apart.mean, rtol=1e-9, atol=1e-8)
+        np.testing.assert_allclose(found.stddev[some], apart.stddev, rtol=1e-8)
+        # Grids find the same, where one has points enough for what is between sum and cells.
+        near = np.arange(20) != 3
+        np.testing.assert_allclose((apart.laws.means[apart.which] + apart.centers - apart.mean)[near], 0, atol=1e-6)
+        np.testing.assert_allclose((apart.laws.stddevs[apart.which] - apart.stddev)[near], 0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_sums_and_cells_that_disagree_by_a_million_scales():
+    # With less noise in a region's sum than in its cell all of the difference is the cell's but a limit; and the other way round.
+    for b1, b2, limit in ((3.0, 1.0, 0.75), (1.0, 3.0, 0.75)):
+        found = mmse(release([0.0], 1e6, b1, b2))
+        assert (1e6 - found.mean[0] if b1 > b2 else found.mean[0]) == pytest.approx(limit, abs=1e-6)
+        assert found.stddev[0] == pytest.approx(mmse(release([0.0], 400.0, b1, b2)).stddev[0], rel=1e-6)
+    # With the same noise anything between is as likely.
+    found = mmse(release([0.0], 1e6, 1.0, 1.0))
+    assert found.mean[0] == pytest.approx(5e5, rel=1e-9)
+    assert found.stddev[0] == pytest.approx(1e6 / 12**0.5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_observations_with_noises_of_their_own():
+    # Xiao et al.'s example again: two of four cells, by themselves and by the sum less the others.
+    cells, total = [-15.4486, 41.0775, -2.938, 50.6616], -5.2668
+    example = release(cells, total, 20, 1 / 0.15)
+    asked, given = Ranges(4, [0], [2]), [np.array([[1, 1, 0, 0, 0], [0, 0, -1, -1, 1]])]
+    found = mmse(example, asked, observations=given)
+    assert found.mean[0] == pytest.approx(-12.544323908206978, abs=1e-5)
+    assert found.stddev[0] == pytest.approx(32.20161960572641, abs=1e-4)
+    np.testing.assert_allclose(found.interval(0.9), mmse(example, asked).interval(0.9), atol=1e-4)
+    # A tree with noise of its own in every level: the root by each of its levels, of different numbers of noises.
+    tree = Tree.complete(4, 2, root=True)
+    values, scale = np.array([7.0, 2, 3, 1, 0, 4, -2]), np.array([4.0, 2, 2, 1, 1, 1, 1])
+    by_level = [[1, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]
+    half = [[0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0]]
+    measured = dp.Measurement(tree, values, "laplace", scale)
+    found = mmse(measured, [[1, 1, 1, 1], [1, 1, 0, 0]], observations=[by_level, half])
+    x = np.linspace(-60, 60, 24_001)
+    four, two = np.abs(x - 3), np.abs(x - 1)
+    one = -np.abs(x - 7) / 4 + np.log1p(np.abs(x - 5) / 2) - np.abs(x - 5) / 2
+    # Four noises of scale 1: (15 + 15 u + 6 u^2 + u^3) exp(-u) / 96.
+    one += np.log(15 + 15 * four + 6 * four**2 + four**3) - four
+    other = -np.abs(x - 2) / 2 + np.log1p(two) - two
+    for i, log_density in enumerate((one, other)):
+        weights = np.exp(log_density - log_density.max())
+        weights /= weights.sum()
+        mean = (weights * x).sum()
+        assert found.mean[i] == pytest.approx(mean, abs=1e-5)
+        assert found.stddev[i] == pytest.approx((weights * np.square(x - mean)).sum() ** 0.5, abs=1e-5)
+    # Fractions of answers, and exact ones, of which there is no noise.
+    mixed = dp.Measurement(Dense([[1, 1], [1, 0], [2, 2]]), [5.0, 1, 11], "laplace", [1.0, 0, 3])
+    found = mmse(mixed, [[0, 1]], observations=[[[1, -1, 0], [0, -1, 0.5]]])
+    known = mmse(release([4.0], 4.5, 1.0, 1.5))
+    assert found.mean[0] == pytest.approx(known.mean[0], abs=1e-6)
+
+
+@pytest.mark.slow
 def test_what_ispe_releases():
     cells = np.repeat([40, 900, 3], [60, 30, 166])
     measured = dp.mechanisms.ispe(cells, (16, 16), cell_epsilon=0.15, partition_epsilon=0.05, threshold=30)
@@ -194,6 +306,22 @@ def test_what_ispe_releases():
         (lambda m: mmse(dp.Measurement(Identity(2), [1, 2], "laplace", [1.0, 2])), "with noise of one scale"),
         (lambda m: mmse(dp.Measurement(Identity(2), [1, 2], "laplace", 0.0)), "noise in every row"),
         (lambda m: mmse(m, Dense(np.array([[1, 0], [1, -1]]))), "entries 0 and 1; that of row 1 is not"),
+        (lambda m: mmse(m, observations=[[[1, 0, 0]]]), "a matrix for each of the 2 queries, got 1"),
+        (lambda m: mmse(m, [[1, 0]], observations=[[[1, 0]]]), r"observations\[0\] must be a matrix \[k, 3\]"),
+        (lambda m: mmse(m, [[1, 0]], observations=[[[1, 0, 0], [-1, -2, 2]]]), r"use no noisy answer twice; that of row 0"),
+        (lambda m: mmse(m, [[1, 0]], observations=[[[1, 0, 0], [0, -1, 2]]]), "without bias: observation 1 is of another"),
+        (
+            lambda m: mmse(dp.Measurement(Identity(1), [1.0], "laplace", np.inf), observations=[[[1]]]),
+            r"not use what was not measured \(scale inf\)",
+        ),
+        (
+            lambda m: mmse(dp.Measurement(Identity(1), [1.0], "laplace", 0.0), observations=[[[1]]]),
+            "noise in every observation; one is exact",
+        ),
+        (
+            lambda m: mmse(dp.Measurement(Dense([[2]]), [1], "discrete_laplace", 1.0), observations=[[[0.5]]]),
+            "entries -1, 0 and 1 only",
+        ),
         (lambda m: mmse(m, num_points=10), "num_points must be at least 64"),
         (lambda m: mmse(m).interval(1.0), "level must be between 0 and 1"),
         (lambda m: mmse(m).interval(kind="least"), "kind must be one of"),
