@@ -3,6 +3,7 @@
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.bootstrap_penalty import bootstrap_penalty
+from dpinfer.inference.cell_priors import CellPrior, poisson_gamma
 from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
 from dpinfer.inference.degree_sequence import graphical_degree_sequence
 from dpinfer.inference.estimate import LinearEstimate
@@ -23,6 +24,7 @@ from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
 __all__ = [
     "Answers",
+    "CellPrior",
     "CountOfCountsEstimate",
     "IsotonicFit",
     "LinearEstimate",
@@ -44,6 +46,7 @@ __all__ = [
     "noise_first",
     "nonnegative_least_squares",
     "penalized_v_optimal",
+    "poisson_gamma",
     "round_preserving_total",
     "segmentation_average",
     "segmentation_draws",

@@ -9,6 +9,8 @@ import numpy as np
 _SECTIONS, _BISECTIONS = 60, 50
 # Standard deviations on either side that the grid of a sum of several laws spans.
 _SPAN = 14.0
+# The least mass of a sum of integers that is kept, of the largest.
+_LEAST = 1e-14
 
 
 @final
@@ -113,19 +115,37 @@ def convolved(laws: Laws, owner: np.ndarray, which: np.ndarray, num_sums: int) -
     if not keys:
         return laws, found
     width = laws.places.shape[1]
-    new = [_sum_of(laws, list(key), width) for key in keys]
-    places, densities, masses = (
-        np.concatenate([old, np.stack([law[k] for law in new])])
-        for k, old in enumerate((laws.places, laws.densities, laws.masses))
+    new = [_integer_sum(laws, list(key), width) or _sum_of(laws, list(key), width) for key in keys]
+    places, densities, masses, is_lattice = (
+        np.concatenate([old, np.stack([np.asarray(law[k]) for law in new])])
+        for k, old in enumerate((laws.places, laws.densities, laws.masses, laws.is_lattice))
     )
-    is_lattice = np.append(laws.is_lattice, np.zeros(len(new), dtype=bool))
     return Laws(places, densities, masses, is_lattice, laws.points_a_piece), found
 
 
-def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _integer_sum(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool] | None:
+    """As ``_sum_of``, exactly, if all terms are integers and what is left of their sum fits."""
+    if not terms or not laws.is_lattice[terms].all():
+        return None
+    spans = [int(np.flatnonzero(laws.masses[term])[-1]) + 1 for term in terms]
+    size = 1 << (sum(spans) - 1).bit_length()
+    product = np.ones(size // 2 + 1, dtype=complex)
+    for term, span in zip(terms, spans, strict=True):
+        product = product * np.fft.rfft(laws.masses[term, :span], size)
+    masses = np.maximum(np.fft.irfft(product, size), 0)
+    kept = np.flatnonzero(masses > _LEAST * masses.max())
+    if kept[-1] + 1 - kept[0] > num_points:
+        return None
+    own = np.zeros(num_points)
+    own[: kept[-1] + 1 - kept[0]] = masses[kept[0] : kept[-1] + 1]
+    own /= own.sum()
+    return laws.places[terms, 0].sum() + kept[0] + np.arange(num_points), own, own, True
+
+
+def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
     """Places, densities and masses of the sum of independent numbers of these laws, by Fourier transforms of their masses."""
     if not terms:
-        return np.arange(num_points) * 1e-300, np.eye(1, num_points)[0], np.eye(1, num_points)[0]
+        return np.arange(num_points) * 1e-300, np.eye(1, num_points)[0], np.eye(1, num_points)[0], False
     mean, variance = laws.means[terms].sum(), np.square(laws.stddevs[terms]).sum()
     step = 2 * _SPAN * np.sqrt(variance) / num_points
     edges = (np.arange(num_points + 1) - num_points / 2 - 0.5) * step
@@ -140,4 +160,4 @@ def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, 
     off = (masses * places).sum()
     spread = np.sqrt((masses * np.square(places - off)).sum())
     places = mean + (places - off) * (np.sqrt(variance) / spread)
-    return places, masses / np.diff(places).mean(), masses
+    return places, masses / np.diff(places).mean(), masses, False

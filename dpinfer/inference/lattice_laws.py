@@ -1,0 +1,218 @@
+"""Sums of cells with a prior of their own, given noisy cells and the noisy sum of all of them: exact laws on a lattice.
+
+Cell i has the weight w_i(x) = prior(x) exp(-|y_i - x| / b). Of a set S of cells the sum theta has the law proportional to
+
+    A(theta) sum_t B(t) L(theta + t)
+
+with A the convolution of the weights of S, B that of the others', and L(s) = exp(-|y_p - s| / b_p). Weights are masses on points
+a step apart: of integer cells the integers, of others the projections onto hat functions about the points, which keep the mass
+and the mean of every piece, so that what is off is of the order of the step's square.
+
+Convolutions are products of Fourier transforms, right to rounding relative to the largest mass. Where the sum and the cells
+disagree the law lies in the tails of A and B; so all weights are first multiplied by exp(a x), and L by exp(-a s), which leaves
+the law as it is, with a such that the sum of the cells, so weighted, is on average where the law is (the saddle point).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dpinfer.inference.cell_priors import CellPrior
+
+# Points a scale of a cell's noise and of the sum's; nats below the largest mass that are left out.
+_POINTS, _SUM_POINTS, _DEPTH = 32, 8, 36.0
+# The most points of a cell's weights; and about how many are looked at for the saddle point.
+_MOST, _FEW = 1 << 18, 512
+# Standard deviations of the sum that the lattice spans to either side.
+_SPAN = 10.0
+# The least mass that is kept, of the largest; numbers held at once.
+_KEPT, _AT_ONCE = 1e-13, 1 << 22
+# Gauss and Legendre's points and weights between 0 and 1.
+_NODES, _WEIGHTS = np.array([0.5 - 0.15**0.5, 0.5, 0.5 + 0.15**0.5]), np.array([5, 8, 5]) / 18
+
+
+class LatticeSums:
+    """The cells of one region.
+
+    Args:
+        values: [cells], noisy.
+        scale: of their noise.
+        total, total_scale: the noisy sum; inf if it was not measured.
+        prior: of each cell.
+    """
+
+    def __init__(self, values: np.ndarray, scale: float, total: float, total_scale: float, prior: CellPrior) -> None:
+        self.scale, self.prior, self.values = scale, prior, values
+        self.total, self.total_scale = total, total_scale
+        self.step = 1.0 if prior.integers else min(scale / _POINTS, total_scale / _SUM_POINTS)
+        # A cell is at base + step * integer, the noisy value itself among these.
+        self.base = np.zeros(values.size) if prior.integers else values
+        off = abs(total - values.sum()) if np.isfinite(total_scale) else 0.0
+        # Three times as far as the sum and the cells disagree, so that weights fall even if nearly all of it is to be one cell's.
+        reach = int(np.ceil((_DEPTH * scale + 3 * off) / self.step)) + 2
+        while True:
+            log_weights = self._log_weights(reach)
+            if not np.isfinite(log_weights.max(axis=1)).all():
+                raise ValueError("prior must allow for what was measured: it is -inf all around some noisy cell.")
+            self.tilt = self._tilt(log_weights, 1 / scale - _DEPTH / (reach * self.step))
+            tilted = log_weights + self.tilt * self.step * np.arange(log_weights.shape[1])
+            edges, top = tilted[:, [0, -1]], tilted.max(axis=1, keepdims=True)
+            at_bound = self.base + self.step * self.start <= prior.lower
+            if ((edges < top - 0.9 * _DEPTH) | np.stack([at_bound, np.zeros_like(at_bound)], axis=1)).all():
+                break
+            reach *= 2
+        weights = np.exp(tilted - top)
+        weights /= weights.sum(axis=1, keepdims=True)
+        place = np.arange(weights.shape[1])
+        mean = weights @ place
+        self.variance = np.maximum(weights @ np.square(place) - np.square(mean), 0.0)
+        # Masses about their mean, so that sums are about 0.
+        center = np.round(mean).astype(np.int64)
+        used = np.flatnonzero((weights > np.exp(-_DEPTH)).any(axis=0))
+        self.first, self.weights = int(used[0]) - center, weights[:, used[0] : used[-1] + 1]
+        self.center = self.start + center
+        span = self.weights.shape[1] + 2 * _SPAN * np.sqrt(self.variance.sum())
+        self.size = 1 << int(np.ceil(np.log2(span + 2)))
+        self.outside = self._outside()
+
+    def _log_weights(self, reach: int) -> np.ndarray:
+        """Log weights from ``start`` on, [cells, 2 reach + 1]."""
+        if 2 * reach + 1 > _MOST:
+            raise ValueError(
+                f"prior needs masses on more than {_MOST:,} points, steps of {self.step:g} (1 of integers); the noise or the "
+                "prior is too wide for it, or the measured sums are too far off. mmse without a prior has no such limit."
+            )
+        nearest = np.round((self.values - self.base) / self.step).astype(np.int64)
+        self.start = nearest - reach
+        if np.isfinite(self.prior.lower):
+            self.start = np.maximum(self.start, np.ceil((self.prior.lower - self.base) / self.step - 1e-9).astype(np.int64))
+            if not self.prior.integers:  # part of the hat about the point below is above the bound
+                self.start -= 1
+        found = np.empty((self.values.size, 2 * reach + 1))
+        rows = max(1, _AT_ONCE // found.shape[1])
+        for begin in range(0, self.values.size, rows):
+            some = slice(begin, begin + rows)
+            places = self.start[some, None] + np.arange(2 * reach + 1)
+            found[some] = self._log_weights_of_some(some, places)
+        return found
+
+    def _log_weights_of_some(self, some: slice, places: np.ndarray) -> np.ndarray:
+        base, values = self.base[some, None], self.values[some, None]
+        if self.prior.integers:
+            x = base + self.step * places
+            return self.prior.at(x) - np.abs(values - x) / self.scale
+        # Of each interval behind a point, cut at the bound: the parts that go to either end.
+        begin = base + self.step * np.concatenate([places[:, :1] - 1, places], axis=1)
+        cut = np.clip((self.prior.lower - begin) / self.step, 0.0, 1.0)
+        largest, parts = np.full(begin.shape, -np.inf), []
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            u = cut + (1 - cut) * node
+            x = begin + self.step * u
+            parts.append((self.prior.at(x) - np.abs(values - x) / self.scale, weight * (1 - cut), u))
+            largest = np.maximum(largest, parts[-1][0])
+        shift = np.where(np.isfinite(largest), largest, 0.0)
+        shift = np.maximum(shift[:, 1:], shift[:, :-1])
+        total = np.zeros(shift.shape)
+        with np.errstate(divide="ignore"):
+            for log, weight, u in parts:
+                total += (
+                    np.exp(log[:, 1:] - shift) * (weight * (1 - u))[:, 1:] + np.exp(log[:, :-1] - shift) * (weight * u)[:, :-1]
+                )
+            return np.log(total) + shift
+
+    def _tilt(self, log_weights: np.ndarray, most: float) -> float:
+        """The a such that the sum is on average at the noisy sum, no farther from 0 than the sum's noise makes it or ``most``."""
+        if not np.isfinite(self.total_scale):
+            return 0.0
+        stride = max(1, log_weights.shape[1] // _FEW)
+        few = log_weights[:, ::stride]
+        place = self.step * stride * np.arange(few.shape[1])
+        origin = (self.base + self.step * self.start).sum()
+        high = max(0.0, min(1 / self.total_scale, most))
+        low = -high
+        for _ in range(40):
+            middle = (low + high) / 2
+            tilted = few + middle * place
+            weights = np.exp(tilted - tilted.max(axis=1, keepdims=True))
+            mean = origin + ((weights @ place) / weights.sum(axis=1)).sum()
+            low, high = (middle, high) if mean < self.total else (low, middle)
+        return (low + high) / 2
+
+    def _outside(self) -> np.ndarray | None:
+        """The transform of L exp(-a s), at the points of the lattice of all cells' sum; None if the sum was not measured."""
+        if not np.isfinite(self.total_scale):
+            return None
+        offsets = np.fft.ifftshift(np.arange(self.size) - self.size // 2)
+        s = self.base.sum() + self.step * (self.center.sum() + offsets) - self.total
+        b, h = self.total_scale, self.step
+        log = -np.abs(s) / b
+        if not self.prior.integers:
+            # The average over the hat; F'' = exp(-|s| / b) for F = b^2 exp(-|s| / b) + b |s|.
+            def twice(x: np.ndarray) -> np.ndarray:
+                return b * b * np.expm1(-np.abs(x) / b) + b * np.abs(x)
+
+            near = np.log((twice(s + h) - 2 * twice(s) + twice(s - h)) / h**2, where=np.abs(s) < h, out=np.zeros(s.shape))
+            log = np.where(np.abs(s) < h, near, log + 2 * np.log(2 * b / h * np.sinh(h / (2 * b))))
+        log = log - self.tilt * s
+        return np.fft.rfft(np.exp(log - log.max()))
+
+    def _transforms(self, cells: np.ndarray) -> np.ndarray:
+        found = np.zeros((cells.size, self.size))
+        where = (self.first[cells, None] + np.arange(self.weights.shape[1])) % self.size
+        np.put_along_axis(found, where, self.weights[cells], axis=1)
+        return np.fft.rfft(found, axis=1)
+
+    def _product(self, cells: np.ndarray) -> np.ndarray:
+        found = np.ones(self.size // 2 + 1, dtype=complex)
+        rows = max(1, _AT_ONCE // self.size)
+        for begin in range(0, cells.size, rows):
+            found *= self._transforms(cells[begin : begin + rows]).prod(axis=0)
+        return found
+
+    def _law(self, own: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Masses about 0, [..., size], from the transforms of the cells asked for and of the others."""
+        masses = np.fft.irfft(own, self.size)
+        if self.outside is not None:
+            masses = np.maximum(masses, 0) * np.maximum(np.fft.irfft(self.outside * np.conj(others), self.size), 0)
+        masses = np.fft.fftshift(np.maximum(masses, 0), axes=-1)
+        return masses / masses.sum(axis=-1, keepdims=True)
+
+    def sum_of(self, cells: np.ndarray) -> tuple[float, np.ndarray]:
+        """Where the first mass is, and the masses, of the sum of some cells (their numbers)."""
+        others = np.setdiff1d(np.arange(self.values.size), cells)
+        law = self._law(self._product(cells), self._product(others))
+        return self._cropped(law, float(self.base[cells].sum()), int(self.center[cells].sum()))
+
+    def each(self) -> Iterator[tuple[float, np.ndarray]]:
+        """The same of every cell by itself, in their order."""
+        rows = max(1, min(self.values.size, _AT_ONCE // self.size))
+        blocks = [np.arange(begin, min(begin + rows, self.values.size)) for begin in range(0, self.values.size, rows)]
+        products = [self._product(block) for block in blocks] if self.outside is not None else []
+        for place, block in enumerate(blocks):
+            own = self._transforms(block)
+            others = own
+            if self.outside is not None:
+                rest = np.ones(self.size // 2 + 1, dtype=complex)
+                for other, product in enumerate(products):
+                    rest = rest * product if other != place else rest
+                ones = np.ones_like(own[:1])
+                before = np.concatenate([ones, np.cumprod(own[:-1], axis=0)])
+                after = np.concatenate([np.cumprod(own[:0:-1], axis=0)[::-1], ones])
+                others = before * after * rest
+            for cell, law in zip(block.tolist(), self._law(own, others), strict=True):
+                yield self._cropped(law, float(self.base[cell]), int(self.center[cell]))
+
+    def _cropped(self, law: np.ndarray, base: float, center: int) -> tuple[float, np.ndarray]:
+        kept = np.flatnonzero(law > _KEPT * law.max())
+        masses = law[kept[0] : kept[-1] + 1]
+        return base + self.step * (center + int(kept[0]) - self.size // 2), masses / masses.sum()
+
+
+def stacked(laws: Sequence[tuple[float, np.ndarray]], steps: Sequence[float], num_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places and masses of laws of different lengths, [laws, ``num_points`` or more]; points behind a law's last have no mass."""
+    width = max(num_points, *(masses.size for _, masses in laws))
+    places = np.array([first for first, _ in laws])[:, None] + np.asarray(steps)[:, None] * np.arange(width)
+    masses = np.zeros(places.shape)
+    for row, (_, own) in zip(masses, laws, strict=True):
+        row[: own.size] = own
+    return places, masses
