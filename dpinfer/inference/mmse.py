@@ -121,9 +121,9 @@ def mmse(
 
     Returns:
         A :class:`PosteriorAnswers`. Under the flat prior, in units of the scales, means and standard deviations are right to
-        about 1e-8 (with ``observations`` 1e-6), ends of intervals to 1e-5; of queries of several regions these to 1e-3. With a prior of
-        integers all are exact but for rounding, with another right to about 1e-3. Where sums and cells disagree by hundreds of
-        scales, ends are right to 1e-4 of that.
+        about 1e-8 (with ``observations`` 1e-6), ends of intervals to 1e-5; of queries of several regions these to 1e-3. With a
+        prior of integers all are exact but for rounding, with another right to about 1e-3. Where sums and cells disagree by
+        hundreds of scales, ends are right to 1e-4 of that.
 
     Cost: means and standard deviations take an integral of 64 points for each region (a series for many of one size), whatever
     the queries; densities and intervals, found when first asked for, a grid for each distinct (region, number of its cells), and
