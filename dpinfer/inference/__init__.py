@@ -13,12 +13,14 @@ from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.mmse import PosteriorAnswers, mmse
+from dpinfer.inference.neighborhood import neighborhood_posterior
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
 from dpinfer.inference.region_growing import grow_regions, smoothed_cells
 from dpinfer.inference.rounding import round_preserving_total
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
 from dpinfer.inference.segmentation_average import SegmentationAverage, segmentation_average, segmentation_draws
+from dpinfer.inference.tree_posterior import TreePosterior, tree_posterior
 from dpinfer.inference.unattributed import unattributed_histogram
 from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
@@ -32,6 +34,7 @@ __all__ = [
     "PosteriorAnswers",
     "Segmentation",
     "SegmentationAverage",
+    "TreePosterior",
     "bootstrap",
     "bootstrap_count_of_counts",
     "bootstrap_penalty",
@@ -43,6 +46,7 @@ __all__ = [
     "least_squares",
     "maximum_entropy",
     "mmse",
+    "neighborhood_posterior",
     "noise_first",
     "nonnegative_least_squares",
     "penalized_v_optimal",
@@ -51,6 +55,7 @@ __all__ = [
     "segmentation_average",
     "segmentation_draws",
     "smoothed_cells",
+    "tree_posterior",
     "unattributed_histogram",
     "v_optimal",
     "zeroed_subtrees",

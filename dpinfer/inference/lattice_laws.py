@@ -93,32 +93,8 @@ class LatticeSums:
         for begin in range(0, self.values.size, rows):
             some = slice(begin, begin + rows)
             places = self.start[some, None] + np.arange(2 * reach + 1)
-            found[some] = self._log_weights_of_some(some, places)
+            found[some] = log_weights(self.prior, self.values[some], self.scale, self.base[some], self.step, places)
         return found
-
-    def _log_weights_of_some(self, some: slice, places: np.ndarray) -> np.ndarray:
-        base, values = self.base[some, None], self.values[some, None]
-        if self.prior.integers:
-            x = base + self.step * places
-            return self.prior.at(x) - np.abs(values - x) / self.scale
-        # Of each interval behind a point, cut at the bound: the parts that go to either end.
-        begin = base + self.step * np.concatenate([places[:, :1] - 1, places], axis=1)
-        cut = np.clip((self.prior.lower - begin) / self.step, 0.0, 1.0)
-        largest, parts = np.full(begin.shape, -np.inf), []
-        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-            u = cut + (1 - cut) * node
-            x = begin + self.step * u
-            parts.append((self.prior.at(x) - np.abs(values - x) / self.scale, weight * (1 - cut), u))
-            largest = np.maximum(largest, parts[-1][0])
-        shift = np.where(np.isfinite(largest), largest, 0.0)
-        shift = np.maximum(shift[:, 1:], shift[:, :-1])
-        total = np.zeros(shift.shape)
-        with np.errstate(divide="ignore"):
-            for log, weight, u in parts:
-                total += (
-                    np.exp(log[:, 1:] - shift) * (weight * (1 - u))[:, 1:] + np.exp(log[:, :-1] - shift) * (weight * u)[:, :-1]
-                )
-            return np.log(total) + shift
 
     def _tilt(self, log_weights: np.ndarray, most: float) -> float:
         """The a such that the sum is on average at the noisy sum, no farther from 0 than the sum's noise makes it or ``most``."""
@@ -144,15 +120,7 @@ class LatticeSums:
             return None
         offsets = np.fft.ifftshift(np.arange(self.size) - self.size // 2)
         s = self.base.sum() + self.step * (self.center.sum() + offsets) - self.total
-        b, h = self.total_scale, self.step
-        log = -np.abs(s) / b
-        if not self.prior.integers:
-            # The average over the hat; F'' = exp(-|s| / b) for F = b^2 exp(-|s| / b) + b |s|.
-            def twice(x: np.ndarray) -> np.ndarray:
-                return b * b * np.expm1(-np.abs(x) / b) + b * np.abs(x)
-
-            near = np.log((twice(s + h) - 2 * twice(s) + twice(s - h)) / h**2, where=np.abs(s) < h, out=np.zeros(s.shape))
-            log = np.where(np.abs(s) < h, near, log + 2 * np.log(2 * b / h * np.sinh(h / (2 * b))))
+        log = log_likelihood(s, self.total_scale, None if self.prior.integers else self.step)
         log = log - self.tilt * s
         return np.fft.rfft(np.exp(log - log.max()))
 
@@ -206,6 +174,52 @@ class LatticeSums:
         kept = np.flatnonzero(law > _KEPT * law.max())
         masses = law[kept[0] : kept[-1] + 1]
         return base + self.step * (center + int(kept[0]) - self.size // 2), masses / masses.sum()
+
+
+def log_weights(
+    prior: CellPrior, values: np.ndarray, scale: float, base: np.ndarray, step: float, places: np.ndarray
+) -> np.ndarray:
+    """Log weights of cells at ``base + step * places``, [cells, points], the places next to each other.
+
+    Of cells that are not integers the weights of hat functions about these, by Gauss's rule in each interval, which is cut where
+    the prior begins; the noisy values, where weights have kinks, must be among the points.
+    """
+    base, values = base[:, None], values[:, None]
+    if prior.integers:
+        x = base + step * places
+        return prior.at(x) - np.abs(values - x) / scale
+    # Of each interval behind a point the parts that go to either end.
+    begin = base + step * np.concatenate([places[:, :1] - 1, places], axis=1)
+    cut = np.clip((prior.lower - begin) / step, 0.0, 1.0)
+    largest, parts = np.full(begin.shape, -np.inf), []
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        u = cut + (1 - cut) * node
+        x = begin + step * u
+        parts.append((prior.at(x) - np.abs(values - x) / scale, weight * (1 - cut), u))
+        largest = np.maximum(largest, parts[-1][0])
+    shift = np.where(np.isfinite(largest), largest, 0.0)
+    shift = np.maximum(shift[:, 1:], shift[:, :-1])
+    total = np.zeros(shift.shape)
+    with np.errstate(divide="ignore"):
+        for log, weight, u in parts:
+            total += np.exp(log[:, 1:] - shift) * (weight * (1 - u))[:, 1:] + np.exp(log[:, :-1] - shift) * (weight * u)[:, :-1]
+        return np.log(total) + shift
+
+
+def log_likelihood(off: np.ndarray, scale: float, step: float | None) -> np.ndarray:
+    """-|off| / scale, or the logarithm of the average of its exponential over hats of width ``step`` to either side."""
+    log = -np.abs(off) / scale
+    if step is None:
+        return log
+
+    # F'' = exp(-|s| / b) for F = b^2 exp(-|s| / b) + b |s|.
+    def twice(s: np.ndarray) -> np.ndarray:
+        return scale * scale * np.expm1(-np.abs(s) / scale) + scale * np.abs(s)
+
+    is_near = np.abs(off) < step
+    bent = (twice(off + step) - 2 * twice(off) + twice(off - step)) / step**2
+    near = np.log(bent, where=is_near, out=np.zeros(off.shape))
+    return np.where(is_near, near, log + 2 * np.log(2 * scale / step * np.sinh(step / (2 * scale))))
 
 
 def stacked(laws: Sequence[tuple[float, np.ndarray]], steps: Sequence[float], num_points: int) -> tuple[np.ndarray, np.ndarray]:

@@ -184,7 +184,7 @@ class _Parts:
 
 def _parts(measurement: Any) -> _Parts:
     """Noisy cells and the noisy sums of regions; each region by itself if none was measured."""
-    law = _laplace(measurement)
+    law = laplace_law(measurement)
     parts = measurement.queries.parts if isinstance(measurement.queries, VStack) else (measurement.queries,)
     cells = [part for part in parts if isinstance(part, Identity)]
     regions = [part for part in parts if isinstance(part, (Partition, Total))]
@@ -253,7 +253,7 @@ def _with_prior(found: _Parts, asked: Queries, prior: CellPrior, num_points: int
     return PosteriorAnswers(grids.means[whole], grids.stddevs[whole], np.zeros(whole.size), lambda: (grids, whole))
 
 
-def _laplace(measurement: Any) -> str:
+def laplace_law(measurement: Any) -> str:
     """The noise's law, if it is one of those that are covered."""
     law = measurement.noise
     if law not in ("laplace", "discrete_laplace"):
@@ -307,7 +307,7 @@ def _counted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _given_observations(measurement: Any, queries: Any, observations: Any, num_points: int) -> PosteriorAnswers:
-    law, n = _laplace(measurement), measurement.queries.shape[1]
+    law, n = laplace_law(measurement), measurement.queries.shape[1]
     asked = Identity(n) if queries is None else over_cells(queries, n)
     matrices = list(observations)
     if len(matrices) != asked.shape[0]:
