@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpinfer._chunks import in_chunks
-from dpinfer._loops import fori_loop
+from dpinfer._loops import fori_loop, scan
 from dpinfer.inference.posterior_grid import Laws
 from dpinfer.noise import contour
 from dpinfer.noise.asinh_series import AsinhSeries, evaluated, fitted
@@ -119,16 +119,17 @@ def _grids(centers: Any, margin: Any, factors: _Factors, *, count: int, is_latti
 
 
 def _grid(centers: jax.Array, margin: jax.Array, factors: _Factors, *, count: int, is_lattice: bool) -> tuple[jax.Array, ...]:
-    num_factors = centers.shape[1]
+    by_factor = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (centers, factors))
 
     def log_density(theta: jax.Array) -> jax.Array:
-        total = jnp.zeros_like(theta)
-        for j in range(num_factors):
-            series, rate, at_zero = jax.tree.map(lambda x, j=j: x[:, j], factors)
-            z = jnp.abs(theta - centers[:, j, None])
+        # One factor after the other: a program for all would take as many times as long to compile.
+        def add(total: jax.Array, factor: Any) -> tuple[jax.Array, None]:
+            center, (series, rate, at_zero) = factor
+            z = jnp.abs(theta - center[:, None])
             log = evaluated(z, series) - rate[:, None] * z
-            total = total + (jnp.where(z == 0, at_zero[:, None], log) if is_lattice else log)
-        return total
+            return total + (jnp.where(z == 0, at_zero[:, None], log) if is_lattice else log), None
+
+        return scan(add, jnp.zeros_like(theta), by_factor)[0]
 
     low, high = centers.min(axis=1), centers.max(axis=1)
     mode = _highest(log_density, low, high)
