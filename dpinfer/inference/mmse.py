@@ -145,7 +145,7 @@ def mmse(
         if not isinstance(prior, str) or prior != "flat":
             raise ValueError("prior must be flat with observations: these are of queries, and a prior is of cells.")
         return _given_observations(measurement, queries, observations, num_points)
-    found = _parts(measurement)
+    found = noisy_parts(measurement)
     n = found.values.size
     asked = Identity(n) if queries is None else over_cells(queries, n)
     known = as_prior(prior, integers=found.is_lattice)
@@ -182,7 +182,7 @@ class _Parts:
     is_lattice: bool
 
 
-def _parts(measurement: Any) -> _Parts:
+def noisy_parts(measurement: Any) -> _Parts:
     """Noisy cells and the noisy sums of regions; each region by itself if none was measured."""
     law = laplace_law(measurement)
     parts = measurement.queries.parts if isinstance(measurement.queries, VStack) else (measurement.queries,)
