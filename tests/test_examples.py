@@ -20,6 +20,7 @@ OWN_TESTS = (
     "range_candlesticks",
     "range_errors",
     "range_tables",
+    "regions",
     "structure_first",
 )  # below, smaller
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN_TESTS)
@@ -263,3 +264,60 @@ def test_bins_chosen_privately(tmp_path):
     table = {line[:29].strip(): [float(x.replace(",", "")) for x in line[29:].split()] for line in lines[-16:-1]}
     assert table["noisy cells"] == [1, 1, 1, 1]
     np.testing.assert_allclose(table["NoiseFirst"], np.divide(found["NoiseFirst"], found["noisy cells"]), rtol=6e-3)
+
+
+@pytest.mark.slow
+def test_regions_of_cells_that_are_alike(tmp_path):
+    # Two regions of 72 equal cells each, which are found in every release.
+    np.save(tmp_path / "blocks.npy", np.repeat([[0] * 6 + [1_000_000] * 6], 12, axis=0))
+    options = ["--data", "blocks.npy", "--threshold", "1000", "--iterations", "0", "--releases", "40"]
+    options += ["--slow-releases", "2", "--sweep-releases", "0"]
+    lines, _ = run_small(tmp_path, "regions", *options)
+    assert lines[0].startswith("epsilon = 0.2, 75% of it for cells; regions by differences below 1000 after 0 rounds")
+    assert lines[2] == "blocks: 12 x 12 cells, 72,000,000 records; 2 regions, the largest of 72 cells"
+    absolute, squared = (
+        {line[:28].strip(): [float(x.replace(",", "")) for x in re.findall(r"(\S+) \+- ", line)] for line in lines[i : i + 9]}
+        for i in (4, 14)
+    )
+    names = list(absolute)
+    assert names == list(squared)
+    assert (len(names), names[0], names[-1]) == (9, "noisy cells, whole budget", "even in regions")
+
+    def variance(epsilon):
+        """Of discrete Laplace noise of scale 1 / epsilon."""
+        q = np.exp(-epsilon)
+        return 2 * q / (1 - q) ** 2
+
+    whole, cell, total, s = *map(variance, (0.2, 0.15, 0.05)), 72
+    best = 1 / (1 / total + 1 / (s * cell))  # the variance of a region's sum by least squares
+    known = {
+        "noisy cells, whole budget": (whole, s * whole),
+        "noisy cells of the release": (cell, s * cell),
+        "least squares": (cell - cell**2 / (total + s * cell), best),
+        "least squares, unweighted": (
+            cell * (1 - 2 / (s + 1)) + (total + s * cell) / (s + 1) ** 2,
+            (s * cell + s**2 * total) / (s + 1) ** 2,
+        ),
+        "posterior mean": (cell - cell**2 / (total + s * cell), best),
+        "even in regions": (best / s**2, best),
+    }
+    for name, expected in known.items():
+        # 40 releases of 144 cells and 2 regions; squares have standard deviations of up to sqrt(5) times their means.
+        for place, number in enumerate((5760, 80)):
+            many = 80 if name == "even in regions" else number
+            assert squared[name][place] == pytest.approx(expected[place], rel=4.5 * (5 / many) ** 0.5), (name, place)
+    # E|k| of discrete Laplace noise, and a standard deviation of its size.
+    for name, epsilon in (("noisy cells, whole budget", 0.2), ("noisy cells of the release", 0.15)):
+        assert absolute[name][0] == pytest.approx(1 / np.sinh(epsilon), rel=4.5 / 5760**0.5)
+    # A cell and up to four neighbours that are equal to it.
+    for name in ("neighbourhood", "neighbourhood, as printed"):
+        assert squared[name][0] < 0.5 * squared["noisy cells of the release"][0]
+    by_side = {line[:28].strip(): [float(x.replace(",", "")) for x in line[28:].split()] for line in lines[24:33]}
+    assert lines[23].split()[-4:] == ["1", "2", "4", "8"]
+    for name, row in absolute.items():
+        assert by_side[name][0] == row[0]
+        assert len(by_side[name]) == 4
+    summary = lines[lines.index("In short, beside noisy cells, whole budget:") :]
+    assert "  posterior mean, cell                      worse on blocks" in summary
+    assert "  posterior mean, region                    better on blocks" in summary
+    assert "  even in regions, cell                     better on blocks" in summary
