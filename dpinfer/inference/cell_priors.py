@@ -9,6 +9,8 @@ import numpy as np
 from dpinfer import _checks
 
 PRIORS = ("flat", "nonnegative")
+# The largest scale of discrete noise beside which cells are taken as integers, where the prior does not say.
+_FINE = 64.0
 
 
 @final
@@ -53,16 +55,22 @@ def poisson_gamma(shape: Any, rate: Any) -> CellPrior:
     return CellPrior(log_probability, lower=0.0, integers=True)
 
 
-def as_prior(prior: Any, *, integers: bool) -> CellPrior | None:
-    """``prior`` as it is given to estimators; None if it is flat. ``integers``: whether cells are, where it does not say so."""
+def as_prior(prior: Any, *, is_lattice: bool, scale: float) -> CellPrior | None:
+    """``prior`` as it is given to estimators; None if it is flat. Noise of that scale, discrete or not, is in the cells."""
     if isinstance(prior, CellPrior):
         return prior
+    integers = is_lattice and scale <= _FINE
     if callable(prior):
         return CellPrior(prior, integers=integers)
     if not isinstance(prior, str):
         raise ValueError(f"prior must be one of {PRIORS}, a CellPrior, or a log density, got {type(prior).__name__}.")
     _checks.choice("prior", prior, PRIORS)
     return None if prior == "flat" else CellPrior(np.zeros_like, lower=0.0, integers=integers)
+
+
+def flat_prior(*, is_lattice: bool, scale: float) -> CellPrior:
+    """The same for all cells, of which no estimator makes a case of its own."""
+    return CellPrior(np.zeros_like, integers=is_lattice and scale <= _FINE)
 
 
 def _positive(name: str, value: Any) -> float:

@@ -21,12 +21,12 @@ from dpinfer.inference.cell_priors import CellPrior
 
 # Points a scale of a cell's noise and of the sum's; nats below the largest mass that are left out.
 _POINTS, _SUM_POINTS, _DEPTH = 32, 8, 36.0
-# The most points of a cell's weights; and about how many are looked at for the saddle point.
-_MOST, _FEW = 1 << 18, 512
+# The most points of a cell's weights, and of all cells'; and how many at least are looked at for the saddle point.
+_MOST, _MOST_OF_ALL, _FEW = 1 << 19, 1 << 27, 512
 # Standard deviations of the sum that the lattice spans to either side.
 _SPAN = 10.0
-# The least mass that is kept, of the largest; numbers held at once.
-_KEPT, _AT_ONCE = 1e-13, 1 << 22
+# The least mass that is kept, of the largest; the least that may be left of all, above rounding; numbers held at once.
+_KEPT, _LEAST, _AT_ONCE = 1e-13, 1e-9, 1 << 22
 # Gauss and Legendre's points and weights between 0 and 1.
 _NODES, _WEIGHTS = np.array([0.5 - 0.15**0.5, 0.5, 0.5 + 0.15**0.5]), np.array([5, 8, 5]) / 18
 
@@ -47,21 +47,8 @@ class LatticeSums:
         self.step = 1.0 if prior.integers else min(scale / _POINTS, total_scale / _SUM_POINTS)
         # A cell is at base + step * integer, the noisy value itself among these.
         self.base = np.zeros(values.size) if prior.integers else values
-        off = abs(total - values.sum()) if np.isfinite(total_scale) else 0.0
-        # Three times as far as the sum and the cells disagree, so that weights fall even if nearly all of it is to be one cell's.
-        reach = int(np.ceil((_DEPTH * scale + 3 * off) / self.step)) + 2
-        while True:
-            log_weights = self._log_weights(reach)
-            if not np.isfinite(log_weights.max(axis=1)).all():
-                raise ValueError("prior must allow for what was measured: it is -inf all around some noisy cell.")
-            self.tilt = self._tilt(log_weights, 1 / scale - _DEPTH / (reach * self.step))
-            tilted = log_weights + self.tilt * self.step * np.arange(log_weights.shape[1])
-            edges, top = tilted[:, [0, -1]], tilted.max(axis=1, keepdims=True)
-            at_bound = self.base + self.step * self.start <= prior.lower
-            if ((edges < top - 0.9 * _DEPTH) | np.stack([at_bound, np.zeros_like(at_bound)], axis=1)).all():
-                break
-            reach *= 2
-        weights = np.exp(tilted - top)
+        tilted = self._tilted()
+        weights = np.exp(tilted - tilted.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         place = np.arange(weights.shape[1])
         mean = weights @ place
@@ -75,13 +62,35 @@ class LatticeSums:
         self.size = 1 << int(np.ceil(np.log2(span + 2)))
         self.outside = self._outside()
 
+    def _tilted(self) -> np.ndarray:
+        """Log weights, tilted, on as many points as they need."""
+        off = abs(self.total - self.values.sum()) if np.isfinite(self.total_scale) else 0.0
+        largest = min(_MOST, _MOST_OF_ALL // self.values.size)
+        # As far as the sum pulls; or, if weights do not fall on any points then, as far as the noise of cells lets them, three
+        # times as far as the sum and the cells disagree, so that they fall even if nearly all of it is to be one cell's.
+        for is_free, least in ((True, 2 * _DEPTH * self.scale), (False, _DEPTH * self.scale + 3 * off)):
+            reach = int(np.ceil(least / self.step)) + 2
+            while 2 * reach + 1 <= largest:
+                log_weights = self._log_weights(reach)
+                most = np.inf if is_free else 1 / self.scale - _DEPTH / (reach * self.step)
+                self.tilt = self._tilt(log_weights, most)
+                tilted = log_weights + self.tilt * self.step * np.arange(log_weights.shape[1])
+                if self._is_held(tilted):
+                    return tilted
+                reach *= 2
+        raise ValueError(
+            f"prior needs masses on more than {largest:,} points a cell, steps of {self.step:g} (1 of integers): noise or prior "
+            "are too wide for it, or the measured sums are too far off. mmse without a prior has no such limit."
+        )
+
+    def _is_held(self, tilted: np.ndarray) -> bool:
+        """Whether next to nothing lies beyond the points."""
+        edges = tilted[:, [0, -1]] < tilted.max(axis=1, keepdims=True) - 0.9 * _DEPTH
+        edges[:, 0] |= self.base + self.step * self.start <= self.prior.lower
+        return bool(edges.all())
+
     def _log_weights(self, reach: int) -> np.ndarray:
         """Log weights from ``start`` on, [cells, 2 reach + 1]."""
-        if 2 * reach + 1 > _MOST:
-            raise ValueError(
-                f"prior needs masses on more than {_MOST:,} points, steps of {self.step:g} (1 of integers); the noise or the "
-                "prior is too wide for it, or the measured sums are too far off. mmse without a prior has no such limit."
-            )
         nearest = np.round((self.values - self.base) / self.step).astype(np.int64)
         self.start = nearest - reach
         if np.isfinite(self.prior.lower):
@@ -94,15 +103,25 @@ class LatticeSums:
             some = slice(begin, begin + rows)
             places = self.start[some, None] + np.arange(2 * reach + 1)
             found[some] = log_weights(self.prior, self.values[some], self.scale, self.base[some], self.step, places)
+        if not np.isfinite(found.max(axis=1)).all():
+            raise ValueError("prior must allow for what was measured: it is -inf all around some noisy cell.")
         return found
 
     def _tilt(self, log_weights: np.ndarray, most: float) -> float:
         """The a such that the sum is on average at the noisy sum, no farther from 0 than the sum's noise makes it or ``most``."""
         if not np.isfinite(self.total_scale):
             return 0.0
-        stride = max(1, log_weights.shape[1] // _FEW)
-        few = log_weights[:, ::stride]
-        place = self.step * stride * np.arange(few.shape[1])
+        # Of some points together the sum and the mean.
+        num_points = log_weights.shape[1]
+        num_together = max(1, num_points // max(_FEW, _AT_ONCE // log_weights.shape[0]))
+        begins = np.arange(0, num_points, num_together)
+        top = np.maximum.reduceat(log_weights, begins, axis=1)
+        shift = np.where(np.isfinite(top), top, 0.0)
+        weights = np.exp(log_weights - np.repeat(shift, np.diff(begins, append=num_points), axis=1))
+        mass = np.add.reduceat(weights, begins, axis=1)
+        place = np.add.reduceat(weights * np.arange(num_points), begins, axis=1)
+        place = self.step * np.where(mass > 0, place / np.where(mass > 0, mass, 1.0), begins)
+        few = top + np.log(np.where(mass > 0, mass, 1.0))
         origin = (self.base + self.step * self.start).sum()
         high = max(0.0, min(1 / self.total_scale, most))
         low = -high
@@ -110,7 +129,7 @@ class LatticeSums:
             middle = (low + high) / 2
             tilted = few + middle * place
             weights = np.exp(tilted - tilted.max(axis=1, keepdims=True))
-            mean = origin + ((weights @ place) / weights.sum(axis=1)).sum()
+            mean = origin + ((weights * place).sum(axis=1) / weights.sum(axis=1)).sum()
             low, high = (middle, high) if mean < self.total else (low, middle)
         return (low + high) / 2
 
@@ -143,7 +162,12 @@ class LatticeSums:
         if self.outside is not None:
             masses = np.maximum(masses, 0) * np.maximum(np.fft.irfft(self.outside * np.conj(others), self.size), 0)
         masses = np.fft.fftshift(np.maximum(masses, 0), axes=-1)
-        return masses / masses.sum(axis=-1, keepdims=True)
+        total = masses.sum(axis=-1, keepdims=True)
+        if (total < _LEAST).any():
+            raise ValueError(
+                "prior must allow for what was measured: the noisy sum and cells with this prior contradict each other too much."
+            )
+        return masses / total
 
     def sum_of(self, cells: np.ndarray) -> tuple[float, np.ndarray]:
         """Where the first mass is, and the masses, of the sum of some cells (their numbers)."""

@@ -42,6 +42,8 @@ _ENTRIES_AT_ONCE = 1 << 24
 _ENOUGH, _FAR = 256, 50.0
 # Single cells from which on all of their region are found at once.
 _EACH = 3
+# Scales in integers from which on neighbouring integers are as likely.
+_WIDE = 1e5
 # Integrals, and points of a series, that are looked at together.
 _AT_ONCE, _POINTS = 1024, 1 << 14
 
@@ -113,7 +115,7 @@ def mmse(
             ``observations`` any. Left out, the cells.
         prior: of each cell, independently: "flat"; "nonnegative", flat from 0 on; a :class:`CellPrior`, such as
             :func:`poisson_gamma`; or the logarithm of a density, a function of arrays. Of discrete noise the cells are taken to
-            be integers, unless a CellPrior says otherwise.
+            be integers while its scale is 64 at most, unless a CellPrior says otherwise.
         observations: what is known of each query, where the posterior given all that was measured is not to be had: for each a
             matrix [k, rows of the measurement]. Each of its rows combines measured answers to the query, without bias and with
             noise of its own: no answer is in two of them. The posterior is that given these k numbers, under a flat prior.
@@ -148,7 +150,7 @@ def mmse(
     found = noisy_parts(measurement)
     n = found.values.size
     asked = Identity(n) if queries is None else over_cells(queries, n)
-    known = as_prior(prior, integers=found.is_lattice)
+    known = as_prior(prior, is_lattice=found.is_lattice, scale=found.cell_scale)
     if known is not None:
         return _with_prior(found, asked, known, num_points)
     owner, region, count = _touched(asked, found.labels)
@@ -410,7 +412,8 @@ def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_la
     """The moments for rows of delta >= 0, [rows] and twice [rows, 2]; in place of d what the sum's own noise is on average."""
     least = np.maximum(delta, float(is_lattice))
     parts = np.stack(in_chunks(partial(contour.parts_given_sum, lattice=is_lattice), (least, scales, counts), _AT_ONCE))
-    none = np.flatnonzero((delta == 0) & is_lattice)
+    # Of wide laws 0 is as 1.
+    none = np.flatnonzero((delta == 0) & is_lattice & (scales.max(axis=1) < _WIDE))
     if none.size:
         parts[:, none] = in_chunks(contour.parts_given_no_sum, (scales[none], counts[none]), _AT_ONCE)
     mean, spread, bend = parts

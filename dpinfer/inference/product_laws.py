@@ -19,6 +19,8 @@ from dpinfer.inference.posterior_grid import Laws
 from dpinfer.noise import contour
 from dpinfer.noise.asinh_series import AsinhSeries, evaluated, fitted
 
+# Standard deviations in integers from which on neighbouring integers are as likely.
+_WIDE = 1e5
 # Nats below the highest density at which a law's grid ends; steps until its mode and its ends are found.
 _DEPTH, _SECTIONS, _HALVINGS = 36.0, 40, 26
 # Laws that are looked at together, and in one call; rows of series whose integrals are.
@@ -104,9 +106,12 @@ def _factors(scales: np.ndarray, counts: np.ndarray, reach: np.ndarray, is_latti
     series = fitted(function, stddev, np.full(rate.size, float(is_lattice)), distances)
     at_zero = np.zeros(rate.size)
     if is_lattice:
-        # At 0 the path cannot keep clear of a cut: what the two tails leave.
+        # At 0 the path cannot keep clear of a cut: what the two tails leave; of wide laws nothing, and there it is as at 1.
         tail = in_chunks(partial(contour.log_survival, lattice=True), (np.full(rate.size, 0.5), own, num), _PATHS)
-        at_zero = np.where(says, np.log1p(-2 * np.exp(tail)), 0.0)
+        is_wide = stddev >= _WIDE
+        near = np.log(np.where(is_wide, 1.0, -np.expm1(tail + np.log(2))))
+        at_one = function(np.ones((rate.size, 1)), np.arange(rate.size))[:, 0] - rate
+        at_zero = np.where(says, np.where(is_wide, at_one, near), 0.0)
     return _Factors(AsinhSeries(*(x[which] for x in series)), rate[which], at_zero[which])
 
 
@@ -126,8 +131,12 @@ def _grid(centers: jax.Array, margin: jax.Array, factors: _Factors, *, count: in
         def add(total: jax.Array, factor: Any) -> tuple[jax.Array, None]:
             center, (series, rate, at_zero) = factor
             z = jnp.abs(theta - center[:, None])
-            log = evaluated(z, series) - rate[:, None] * z
-            return total + (jnp.where(z == 0, at_zero[:, None], log) if is_lattice else log), None
+            if not is_lattice:
+                return total + evaluated(z, series) - rate[:, None] * z, None
+            # Between 0 and 1, where no integers are, a line.
+            least = jnp.maximum(z, 1.0)
+            log = evaluated(least, series) - rate[:, None] * least
+            return total + jnp.where(z < 1, at_zero[:, None] + z * (log - at_zero[:, None]), log), None
 
         return scan(add, jnp.zeros_like(theta), by_factor)[0]
 

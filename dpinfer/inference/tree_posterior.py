@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer.inference.cell_priors import CellPrior, as_prior
+from dpinfer.inference.cell_priors import CellPrior, as_prior, flat_prior
 from dpinfer.inference.lattice_laws import log_likelihood, log_weights, stacked
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.mmse import PosteriorAnswers, laplace_law
@@ -37,6 +37,9 @@ _ROUND = 20.0
 _NEAR, _STEPS, _STILL, _GRID = 0.9, 200, 0.02, 401
 # The least mass that is kept, of the largest; the most that is left out before windows are moved, and how often they are.
 _KEPT, _NEGLECTED, _TRIES = 1e-13, 1e-9, 4
+# The least that may be left of a node, above rounding.
+_LEAST = 1e-9
+_CONTRADICTION = "measurement must not contradict itself, or the prior, so much: what is left of some node is below rounding."
 
 
 @final
@@ -83,7 +86,8 @@ def tree_posterior(measurement: Any, prior: Any = "flat") -> TreePosterior:
 
     Args:
         measurement: of a Tree, each node with a scale of its own, of inf where it was not measured, as are roots that have no
-            row; all leaves measured. Laplace noise, or discrete, which takes the cells to be integers.
+            row; all leaves measured. Laplace noise, or discrete, beside which, up to a scale of 64, the
+            cells are taken to be integers.
         prior: of each cell, as in :func:`mmse`; under "flat" intervals cover exactly, whatever the cells are.
 
     Returns:
@@ -114,14 +118,17 @@ def tree_posterior(measurement: Any, prior: Any = "flat") -> TreePosterior:
         values, scale = np.append(0.0, values), np.append(np.inf, scale)
     if not np.isfinite(scale[tree.leaves]).all():
         raise ValueError("measurement must have measured every leaf; got scale inf in some.")
-    known = as_prior(prior, integers=is_lattice) or CellPrior(np.zeros_like, integers=is_lattice)
-    beliefs = _Beliefs(tree, values, scale, known)
+    smallest = float(scale[np.isfinite(scale)].min())
+    known = as_prior(prior, is_lattice=is_lattice, scale=smallest)
+    beliefs = _Beliefs(tree, values, scale, known or flat_prior(is_lattice=is_lattice, scale=smallest))
     found = beliefs.posterior()
     for _ in range(_TRIES):
         if found.neglected <= _NEGLECTED:
             break
         beliefs.expect_as(found)
         found = beliefs.posterior()
+    if beliefs.least < _LEAST:
+        raise ValueError(_CONTRADICTION)
     return found
 
 
@@ -153,12 +160,7 @@ class _Beliefs:
     def _expect(self) -> None:
         """Where nodes are expected, how wide their windows are, and the pull on each family."""
         # How fast weights of a node's count fall, at least; and how hard a family may be pulled.
-        rate, most = 1 / self.scale, np.full(self.values.size, np.inf)
-        for v in reversed(self.downward):
-            most[v] = _NEAR * rate[self.children[v]].min()
-            rate[v] = rate[v] if np.isfinite(self.scale[v]) else most[v] / _NEAR
-        # Nothing need fall where the prior ends.
-        lowest = -most if np.isinf(self.prior.lower) else np.full(self.values.size, -np.inf)
+        lowest, most = -self._most(self._falls(-1)), self._most(self._falls(1))
         is_inner = np.ones(self.values.size, dtype=bool)
         is_inner[self.leaves] = False
         own = is_inner & np.isfinite(self.scale)
@@ -220,6 +222,27 @@ class _Beliefs:
                 "are too far apart, or its counts contradict each other by too much."
             )
 
+    def _falls(self, sign: int) -> np.ndarray:
+        """How fast the prior of each cell falls far out on that side; infinitely where it ends."""
+        if sign < 0 and np.isfinite(self.prior.lower):
+            return np.full(self.leaves.size, np.inf)
+        reach = 20 * np.maximum(self.scale[self.leaves], 1.0 if self.prior.integers else 0.0)
+        x = np.maximum(self.values[self.leaves], self.prior.lower)[:, None] + sign * np.ceil(reach)[:, None] * np.array(
+            [1.0, 2.0]
+        )
+        near, far = self.prior.at(np.round(x) if self.prior.integers else x).T
+        with np.errstate(invalid="ignore"):
+            return np.where(np.isneginf(far), np.inf, np.maximum(near - far, 0.0) / np.ceil(reach))
+
+    def _most(self, falls: np.ndarray) -> np.ndarray:
+        """How hard each family may be pulled, so that the weights of its members still fall."""
+        rate, most = 1 / self.scale, np.full(self.values.size, np.inf)
+        rate[self.leaves] += falls
+        for v in reversed(self.downward):
+            most[v] = _NEAR * rate[self.children[v]].min()
+            rate[v] = rate[v] if np.isfinite(self.scale[v]) else most[v] / _NEAR
+        return most
+
     def _cells_given(self, pull: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of cells whose weights are multiplied by exp(pull x); roughly."""
         values, scale = self.values[self.leaves], self.scale[self.leaves]
@@ -227,7 +250,7 @@ class _Beliefs:
         reach = 40 / (1 - _NEAR) * scale + origin - values
         if self.prior.integers:
             # All integers nearby, and some of those farther out for all.
-            places = np.unique(np.round(np.sinh(np.linspace(-1, 1, _GRID) * np.arcsinh(reach.max()))))
+            places = np.unique(np.round(1.1 * np.sinh(np.linspace(-1, 1, _GRID) * np.arcsinh(reach.max() + 2))))
             x = np.round(origin)[:, None] + places
             width = np.gradient(places)
         else:
@@ -278,10 +301,15 @@ class _Beliefs:
                 for c, down in zip(self.children[v].tolist(), _Family(self, v, ups).given_others(outside), strict=True):
                     downs[c] = down
         laws, neglected = [], 0.0
+        #: The largest mass of a node's law in units of what its children and all others say at most.
+        self.least = 1.0
         for v in range(self.values.size):
             law = ups[v] * downs[v] if downs[v].size else ups[v].copy()
+            if not law.max() > 0:
+                raise ValueError(_CONTRADICTION)
+            self.least = min(self.least, float(law.max()))
             law /= law.sum()
-            neglected = max(neglected, _beyond(law))
+            neglected = max(neglected, _beyond(law)) if self.least >= _LEAST else 1.0
             kept = np.flatnonzero(law > _KEPT * law.max())
             law = law[kept[0] : kept[-1] + 1]
             laws.append((self.base[v] + self.step * (self.center[v] - self.half[v] + int(kept[0])), law / law.sum()))
@@ -359,7 +387,10 @@ class _Family:
 
 
 def _scaled(masses: np.ndarray) -> np.ndarray:
-    return masses / masses.max()
+    most = masses.max()
+    if not most > 0:
+        raise ValueError(_CONTRADICTION)
+    return masses / most
 
 
 def _beyond(law: np.ndarray) -> float:

@@ -245,6 +245,28 @@ def test_sums_and_cells_that_disagree_by_a_million_scales():
 
 
 @pytest.mark.slow
+def test_integers_with_next_to_no_noise_and_with_huge_noise():
+    # Of four numbers that add up to 7 (three cells and the sum's own) all with as many units in all are as likely: 36 of them.
+    for scale in (0.05, 0.001):
+        found = mmse(release([0, 0, 0], 7.0, scale, scale, law="discrete_laplace"), [[1, 0, 0], [1, 1, 1]])
+        np.testing.assert_allclose(found.mean, [1.75, 5.25])
+        places, masses = found.density(0)
+        ways = np.array([(9 - k) * (8 - k) / 2 for k in range(8)])
+        for value in range(8):
+            assert masses[places == value].sum() == pytest.approx(ways[value] / ways.sum(), rel=1e-6)
+        assert [float(end[1]) for end in found.interval(0.9)] == [2, 7]
+    # Discrete noise of a trillion is as continuous noise of a trillion, at 0 too.
+    for delta in (0.0, 1.0, 3e12):
+        wide, smooth = (mmse(release([0, 0, 0], delta, 1e12, 3e12, law=law), Total(3)) for law in ("discrete_laplace", "laplace"))
+        for a, b in (
+            (wide.mean, smooth.mean),
+            (wide.stddev, smooth.stddev),
+            *zip(wide.interval(0.9), smooth.interval(0.9), strict=True),
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e4)
+
+
+@pytest.mark.slow
 def test_observations_with_noises_of_their_own():
     # Xiao et al.'s example again: two of four cells, by themselves and by the sum less the others.
     cells, total = [-15.4486, 41.0775, -2.938, 50.6616], -5.2668

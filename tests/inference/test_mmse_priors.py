@@ -107,6 +107,22 @@ def test_densities_of_real_cells_against_a_table():
         assert weights[own > upper].sum() == pytest.approx(0.1, abs=3e-3)
 
 
+def test_a_sum_that_few_cells_must_make_up_for():
+    # Against a table: the prior falls faster than the noise of cells, and the noise of the sum faster than the prior.
+    prior = poisson_gamma(0.5, 0.1)
+    found = mmse(release([5.0, 0.0], 300.0, 1000.0, 1.0, law="discrete_laplace"), [[1, 0], [1, 1]], prior=prior)
+    k = np.arange(700)
+    first, second = np.meshgrid(k, k, indexing="ij")
+    log = prior.at(k.astype(float))[first] + prior.at(k.astype(float))[second] - np.abs(300 - first - second)
+    log = log - (np.abs(5 - first) + second) / 1000
+    weights = np.exp(log - log.max())
+    weights /= weights.sum()
+    for i, own in enumerate((first, first + second)):
+        mean = (weights * own).sum()
+        assert found.mean[i] == pytest.approx(mean, rel=1e-9)
+        assert found.stddev[i] == pytest.approx((weights * np.square(own - mean)).sum() ** 0.5, rel=1e-8)
+
+
 def test_single_cells_at_once_and_one_by_one(monkeypatch):
     rng = np.random.default_rng(3)
     cells = rng.negative_binomial(0.5, 0.1, 40)
@@ -173,8 +189,11 @@ def test_bad_arguments_are_named():
         mmse(measurement, [[1, 0]], prior="nonnegative", observations=[[[1, 0, 0]]])
     with pytest.raises(ValueError, match="shape must be positive, got 0"):
         poisson_gamma(0, 1)
-    with pytest.raises(ValueError, match="prior needs masses on more than 262,144 points, steps of 1"):
-        mmse(release([1.0, 2.0], 4.0, 1e4, 2e4), prior=INTEGERS)
+    with pytest.raises(ValueError, match="prior needs masses on more than 524,288 points a cell, steps of 1"):
+        mmse(release([1.0, 2.0], 4.0, 1e5, 2e5), prior=INTEGERS)
+    # Cells between 0 and 9, a priori, whose sum is a thousand.
+    few = CellPrior(lambda x: np.where(x > 9, -np.inf, 0.0), lower=0.0, integers=True)
+    assert mmse(release([1.0, 2.0], 1000.0, 1.0, 2.0), prior=few).mean.max() < 9
     # Nothing measured about sums: the noisy cells alone.
     alone = mmse(dp.Measurement(Identity(2), [-3.0, 4.0], "laplace", 1.0), prior="nonnegative")
     assert alone.mean[0] == pytest.approx(1.0, abs=1e-3)
