@@ -146,6 +146,7 @@ def test_what_is_traced_around_a_call():
     assert float(passed) == 7
 
 
+@pytest.mark.slow
 def test_keys_and_numbers_of_problems():
     def draw(key):
         return jax.random.normal(key, (2,))

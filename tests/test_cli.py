@@ -161,6 +161,7 @@ def test_errors_are_one_line_and_exit_code_1(july, monkeypatch, capsys):
     assert not (folder / "x.npz").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_in_rho_is_shown_as_an_epsilon_at_a_delta(tmp_path):
     dp.measure(np.arange(4), dp.queries.Identity(4), rho=0.5).save(tmp_path / "r.npz")
     done = command("inspect", "r.npz", "--delta", "1e-6", "--json", cwd=tmp_path)

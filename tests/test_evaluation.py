@@ -77,6 +77,7 @@ def test_bad_arguments_are_named():
 TREE = Tree.complete(12, 3)
 
 
+@pytest.mark.slow
 def test_simulated_errors_are_what_theory_says():
     truths = np.random.default_rng(0).poisson(4, (2, 12))
     result = evaluation.simulate_error(

@@ -60,6 +60,7 @@ def test_the_rho_of_a_release_is_that_of_its_outputs(strategy, neighbors):
     assert wide > narrow
 
 
+@pytest.mark.slow
 def test_parts_in_parallel_lose_what_the_most_expensive_loses():
     cells = np.array([1, 0, 2])
     private = dp.PrivateCells(cells, dp.Ledger(epsilon=2))

@@ -11,8 +11,12 @@ law in common, about different centres. Regions have nothing to do with each oth
 e's, one of each.
 
 A flat prior makes the mean the estimate of least squared error among those that move with the data (Pitman), and intervals cover
-exactly, whatever the cells are. With the same noise in cells and sums it is that of least squares, delta / (s + 1) for each
-cell; with more noise in the sum it hardly moves any more where delta is far out, since then it is the sum that is off.
+exactly, whatever the cells are; for regions that are chosen by the noisy cells the posterior is the same, and both are true on
+average over cells. With the same noise in cells and sums the mean is that of least squares, delta / (s + 1) for each cell; with
+more noise in the sum it hardly moves any more where delta is far out, since then it is the sum that is off.
+
+How e depends on delta is found without a density of e: with K the logarithm of one noise's generating function, what q noises of a
+sum are, given the sum, has mean q <K'> and variance q^2 var(K') + q <K''>, averages along the path of ``noise.contour``.
 """
 
 from collections.abc import Callable, Iterator
@@ -105,7 +109,8 @@ def mmse(
     """The posterior of sums of cells: means, of least mean squared error, and intervals.
 
     Under a flat prior the mean has the least error of all estimates that move with the data, and intervals cover exactly,
-    whatever the cells are. Under another prior both hold on average over cells that are as it says.
+    whatever the cells are, for regions fixed beforehand; for regions that the noisy cells choose (``mechanisms.ispe``) on average
+    over what the cells might be. Under another prior both hold on average over cells that are as it says.
 
     Args:
         measurement: noisy cells, of Identity, with the noise of one scale; beside them the noisy sums of disjoint regions, of a

@@ -34,6 +34,7 @@ def test_best_branchings_without():
     assert found == [16, 32, 64, 128, 16, 23, 32, 46, 16, 21, 26, 32, 16, 20, 23, 27, 16]
 
 
+@pytest.mark.slow
 def test_the_papers_algorithms():
     # Table 2: V* and b, as printed; the argmin over 2..1,024 is unique.
     printed = {16: (16, 12.00), 32: (32, 22.67), 64: (8, 36.79), 128: (12, 54.33), 256: (16, 78.86), 512: (23, 114.12)}

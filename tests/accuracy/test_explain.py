@@ -48,6 +48,7 @@ def test_an_explanation_is_what_the_release_has(strategy, budget, neighbors):
         assert error.largest == pytest.approx(math.sqrt(expected.max()), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_named_workloads_by_the_covariance_of_the_cells():
     # Qardaji et al. 2013, table 3: H_16 with consistency, N = 256, whose exact value is in hierarchical.json.
     strategy, n = Tree.complete(256, 16), 256
@@ -66,6 +67,7 @@ def test_named_workloads_by_the_covariance_of_the_cells():
     assert told.errors[2].largest == pytest.approx(math.sqrt((rows @ covariance @ rows.T).item()), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_text_and_json():
     domain = dp.Domain({"age": dp.Axis.edges([0, 18, 65, 120]), "sex": dp.Axis.categories(["f", "m"])})
     strategy = dp.workloads.marginals(domain, ["age"], ["sex"])
@@ -87,6 +89,7 @@ def test_text_and_json():
     assert json.loads(unmeasured.to_json())["rows"][0]["scale"] is None
 
 
+@pytest.mark.slow
 def test_a_year_of_quarter_hours_is_explained_without_long_workloads():
     told = explain(Tree.complete(2**17, 16), epsilon=0.1)
     assert [error.workload for error in told.errors] == ["total"]

@@ -65,6 +65,7 @@ def test_gradients_of_the_budget_and_of_the_truth():
     np.testing.assert_allclose(along, 2 * (ALICE - averaged(ALICE, [3, 5, 7])), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_equation_4():
     costs = v_optimal(ALICE, 7).costs
     assert costs is not None
@@ -73,6 +74,7 @@ def test_equation_4():
     np.testing.assert_allclose(estimated_bins_error(costs[:3], 7, scale=1), costs[:3] - (14 - 4 * k[:3]), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_chosen_bins_against_all_segmentations():
     truth, draws, key, given = np.array([4.0, 4, 9, 9, 8, 0]), 12, jax.random.key(5), {"scale": 1.5, "noise": "gaussian"}
     n = truth.size
@@ -104,6 +106,7 @@ def test_chosen_bins_against_all_segmentations():
     assert few.shares.sum() == 1
 
 
+@pytest.mark.slow
 def test_the_estimate_is_too_hopeful_where_noise_chooses():
     found = chosen_bins_error(ALICE, epsilon=0.5, key=jax.random.key(0), num_draws=4000)
     # Of a reference simulation of 4,000 draws by another program: the difference has sqrt(2) of these standard errors.

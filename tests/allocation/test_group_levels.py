@@ -14,6 +14,7 @@ REGIONS = dp.RegionTree([("US", state, county) for state in range(2) for county 
 GIVEN: dict[str, Any] = {"epsilon": 0.3, "max_size": 30, "key": jax.random.key(0)}
 
 
+@pytest.mark.slow
 def test_a_split_is_exact_and_the_best_that_was_tried():
     found = group_levels(REGIONS, [300, 200, 100, 400], num_draws=2, **GIVEN)
     assert sum(found.level_epsilons) == Fraction(3, 10)

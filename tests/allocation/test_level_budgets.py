@@ -102,6 +102,7 @@ def test_geometric_budgets_grow_toward_the_leaves():
     assert range_variance(256, 16, level_budgets(256, 16, epsilon=1, method="geometric")) == pytest.approx(109.726089, rel=1e-8)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(
     st.fractions(min_value=Fraction(1, 10**6), max_value=50) | st.floats(1e-6, 50),

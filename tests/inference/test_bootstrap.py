@@ -37,6 +37,7 @@ def test_joint_intervals_hold_all_errors_in_their_share_of_the_draws():
     assert np.all(np.asarray(upper - lower) > 0.9 * np.asarray(single[1] - single[0]))
 
 
+@pytest.mark.slow
 def test_exact_counts_stay_exact_and_keys_decide():
     noisy = dp.Measurement(Identity(5), [3.0, -1, 2, 0, 1], "laplace", 2.0).with_exact(Total(5), [6])
     one, again, other = (

@@ -90,6 +90,7 @@ def test_what_is_not_determined_is_named_under_grad_too():
         jax.grad(total)(jnp.ones(4))
 
 
+@pytest.mark.slow
 def test_invariants_that_contradict_each_other_are_named_with_the_amount():
     noisy = dp.Measurement(Prefix(4), np.arange(4.0), "laplace", 1.0)
     known = VStack([Total(4), Ranges(4, [0, 2], [2, 4])])
@@ -133,6 +134,7 @@ def test_transforms_with_known_invariants():
     np.testing.assert_allclose(jax.vmap(loss)(jnp.stack([values, -values])), [loss(values), loss(-values)], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_partition_is_kept():
     noisy = dp.Measurement(VStack([Identity(5), Partition([0, 0, 1, 1, 1])]), np.arange(7.0), "laplace", [1.0] * 5 + [0.0] * 2)
     np.testing.assert_allclose(Partition([0, 0, 1, 1, 1]) @ np.asarray(dp.least_squares(noisy).cells), [5, 6], atol=1e-12)

@@ -245,6 +245,7 @@ def household_cells(leaves=12, groups=3000, max_size=40):
     return cells, dp.RegionTree([("US", leaf // 4, leaf) for leaf in range(leaves)])
 
 
+@pytest.mark.slow
 def test_a_large_budget_gives_the_truth():
     cells, regions = household_cells()
     for method in ("H_c", "H_g", "fusion", "naive", "H_c x H_g x H_c"):
@@ -274,6 +275,7 @@ def test_consistency_helps_the_lowest_level():
     assert earth_movers_distance(merged.level(2), cells).mean() < 0.7 * earth_movers_distance(raw.level(2), cells).mean()
 
 
+@pytest.mark.slow
 def test_private_numbers_of_groups():
     cells, regions = household_cells()
     release = count_of_counts_from_histograms(cells, regions, epsilon=3, private_groups=True)

@@ -30,6 +30,7 @@ def test_every_range(n, branching, root):
     np.testing.assert_allclose(np.square(answers.stddev), [9 * count for _, count in expected], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_level_that_is_not_measured_is_passed_over():
     tree = Tree.complete(27, 3)
     budgets = [0.5, 0, 0.5]
@@ -42,6 +43,7 @@ def test_a_level_that_is_not_measured_is_passed_over():
     )
 
 
+@pytest.mark.slow
 def test_boxes_of_a_grid_of_unequal_sides():
     tree, rng = Tree.grid((5, 7), 2), np.random.default_rng(0)
     values = rng.normal(size=tree.shape[0])

@@ -50,6 +50,7 @@ def test_without_noise_there_is_no_error():
     assert (np.asarray(lower) == np.asarray(upper)).all()
 
 
+@pytest.mark.slow
 def test_keys_decide_and_options_are_used():
     release = count_of_counts_from_histograms(50 * CELLS, REGIONS, epsilon=0.5, private_groups=True)
 

@@ -46,6 +46,7 @@ def test_coefficients_are_those_of_the_normal_equations(kind):
     np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_one_cell_has_the_interval_of_its_noise():
     for scale, level in itertools.product((0.5, 3.0), LEVELS):
         answers = dp.least_squares(dp.Measurement(Identity(2), np.array([3.0, 5.0]), "laplace", scale)).answer(Identity(2))
@@ -123,6 +124,7 @@ def test_discrete_half_widths_against_enumeration(coefficients, scale):
             assert masses[sizes <= half - 0.01].sum() < level
 
 
+@pytest.mark.slow
 def test_discrete_sums_of_many_terms_come_close_to_the_level():
     rng = np.random.default_rng(0)
     coefficients, scale = rng.uniform(0, 1, (1, 60)), rng.uniform(0.5, 2, 60)
@@ -229,6 +231,7 @@ def test_exact_answers_have_no_width():
     assert np.all(np.asarray(lower) < np.asarray(upper))
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_must_be_possible():
     tree = Tree.complete(4, 2)
     answers = dp.least_squares(dp.Measurement(tree, np.arange(6.0), "laplace", 1.0)).answer(Identity(4))
@@ -274,6 +277,7 @@ def test_large_workloads_are_normal_unless_asked(monkeypatch):
         answers.interval(joint=True)
 
 
+@pytest.mark.slow
 def test_a_saved_release_has_the_same_intervals(tmp_path):
     release = dp.measure(np.arange(8), Tree.complete(8, 2), epsilon=1)
     release.save(tmp_path / "release.npz")

@@ -41,6 +41,7 @@ def test_examples_of_the_paper():
     assert int(isotonic_regression([9, 14, 10]).num_blocks) == 2
 
 
+@pytest.mark.slow
 @given(small, some_weights)
 def test_squares_by_the_min_max_formula(values, weights):
     fit = isotonic_regression(np.array(values, float), np.array(weights, float))
@@ -176,6 +177,7 @@ def test_bounds_by_enumeration(values):
             assert found == best
 
 
+@pytest.mark.slow
 def test_small_sizes_and_large_counts():
     for norm in ("l2", "l1"):
         for values in ([], [4], [4, 3], [3, 4]):
@@ -244,6 +246,7 @@ def test_derivatives_against_differences(norm, is_weighted, increasing):
     assert sum(float(b @ t) for b, t in zip(back, tangents, strict=True)) == pytest.approx(float(cotangent @ forward), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     def loss(values, weights):
         return (isotonic_regression(values, weights).values ** 3).sum()
@@ -303,6 +306,7 @@ def test_batches_as_segments_of_one_vector(norm):
         np.testing.assert_allclose(together, np.stack(alone, axis=0 if norm == "l2" else 1), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_inside_shard_map():
     mesh, spec = Mesh(np.array(jax.devices()[:1]), ("rows",)), PartitionSpec("rows")
     values = np.random.default_rng(8).normal(size=8)

@@ -30,6 +30,7 @@ def test_any_strategy_against_dense_least_squares(strategy):
     np.testing.assert_allclose(np.square(answers.stddev), np.einsum("ij,jk,ik->i", rows, covariance, rows), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_identity_is_its_own_estimate():
     for n in (1, 2, 5):
         result = dp.least_squares(dp.Measurement(Identity(n), np.arange(float(n)), "laplace", np.arange(1.0, n + 1)))
@@ -51,6 +52,7 @@ def test_what_is_determined_is_answered_and_what_is_not_is_named():
     np.testing.assert_allclose(inside, [np.sqrt(5), np.inf])
 
 
+@pytest.mark.slow
 def test_determined_answers_survive_very_different_noise():
     strategy = VStack([Identity(4), Total(4)])
     result = dp.least_squares(dp.Measurement(strategy, [1.0, 2.0, 3.0, 4.0, 10.0], "gaussian", [1, 1, 1, 1, 1e-5]))
@@ -82,6 +84,7 @@ def test_derivatives_of_the_dense_solution():
     np.testing.assert_allclose(batch, [loss(values, spread), loss(2 * values, spread)], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_workloads_are_checked():
     result = dp.least_squares(dp.Measurement(Tree.complete(4, 2), np.zeros(6), "laplace", 1.0))
     with pytest.raises(ValueError, match="workload must be over the estimate's 4 cells, got 5"):

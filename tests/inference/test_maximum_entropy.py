@@ -25,6 +25,7 @@ def entropy(cells):
     return -(cells[cells > 0] * np.log(cells[cells > 0])).sum()
 
 
+@pytest.mark.slow
 def test_two_marginals_give_the_independent_table():
     table = np.random.default_rng(0).poisson(6, GRID)
     estimate = maximum_entropy(dp.Measurement(MARGINALS, MARGINALS @ table.ravel(), "laplace", 1.0))

@@ -85,6 +85,7 @@ def test_exact_counts_are_kept(strategy, known):
     np.testing.assert_allclose(got, other.x, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_total_on_the_identity_is_the_projection_on_the_simplex():
     import optax
 
@@ -174,6 +175,7 @@ def test_exact_counts_far_smaller_than_the_noisy_values():
         assert np.asarray(nonnegative_least_squares(measurement).cells).sum() == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_nothing_measured_and_rows_left_out():
     nothing = dp.Measurement(Identity(3), np.ones(3), "laplace", np.inf)
     np.testing.assert_array_equal(nonnegative_least_squares(nothing).cells, 0)
@@ -181,6 +183,7 @@ def test_nothing_measured_and_rows_left_out():
     np.testing.assert_allclose(nonnegative_least_squares(some).cells, [0, 2, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_exact_counts_beside_cells_of_very_different_precision():
     stack = VStack([Identity(3), Total(3)])
     for far in (10.0, 30.0):

@@ -9,6 +9,7 @@ from dpinfer.inference.quantiles import quantiles
 from dpinfer.queries import Dense, Identity, Tree
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_the_quantile():
     cells = np.array([3, 0, 5, 2, 0, 10])
     result = dp.least_squares(dp.Measurement(Identity(6), cells, "gaussian", 1e-9))
@@ -20,6 +21,7 @@ def test_without_noise_it_is_the_quantile():
         assert running[upper - 1] <= 1e-6 or upper == 0 or running[upper] >= 0
 
 
+@pytest.mark.slow
 def test_the_variance_behind_the_interval_is_that_of_the_linear_answer():
     rng = np.random.default_rng(0)
     tree = Tree.complete(9, 3)

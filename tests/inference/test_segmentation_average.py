@@ -184,6 +184,7 @@ def test_intervals_cover_where_cells_are_equal():
     assert (found > 0.8).all()
 
 
+@pytest.mark.slow
 def test_it_is_nearer_than_the_noisy_cells_and_the_papers_bins():
     # Of 20 releases of few levels.
     truth = np.repeat([0.0, 6.0, 2.0], [40, 10, 50])

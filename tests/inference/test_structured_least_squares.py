@@ -143,6 +143,7 @@ def test_rows_that_were_not_measured(name):
     check_against_dense(estimate, strategy, np.asarray(strategy.dense(), dtype=float), values, variances)
 
 
+@pytest.mark.slow
 def test_exact_rows_in_stacks_and_wavelets():
     stack = VStack([Identity(3), Total(3), Identity(3)])
     release = dp.Measurement(stack, [1.0, 2, 3, 12, 3, 4, 5], "laplace", [1, 1, 1, 0, 1, 1, 1])
@@ -257,6 +258,7 @@ def test_cells_and_marginals_of_a_large_cube_are_a_closed_form():
     np.testing.assert_allclose(cells, cells[0])
 
 
+@pytest.mark.slow
 def test_what_did_not_converge_says_so(monkeypatch):
     monkeypatch.setattr(iterative_estimate, "MAX_STEPS", 3)
     strategy = VStack([Weighted(Prefix(3001), 3), Prefix(3001)])  # of a size that no other test has compiled

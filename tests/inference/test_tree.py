@@ -24,6 +24,7 @@ def estimate(tree, values, variances) -> Any:
     return dp.least_squares(dp.Measurement(tree, np.asarray(values, dtype=float), "gaussian", spread))
 
 
+@pytest.mark.slow
 def test_links():
     # Families of 0 to 40 children, numbered at random.
     rng = np.random.default_rng(0)
@@ -70,6 +71,7 @@ def test_figure_1_of_qardaji():
     np.testing.assert_allclose(np.square(answers.stddev), [13 / 21, 13 / 21, 399 / 441, 399 / 441], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_an_irregular_tree_with_an_unmeasured_node():
     case = EXPECTED["irregular_tree"]
     tree = Tree.from_parents(case["parents"])
@@ -223,6 +225,7 @@ def test_a_range_answer_takes_any_workload_the_same_way():
     np.testing.assert_allclose(one.stddev, result.answer(Total(35)).stddev, rtol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_properties_on_one_tree(seed):
@@ -247,6 +250,7 @@ def test_properties_on_one_tree(seed):
     assert np.all(np.square(result.answer(tree).stddev) <= variances * (1 + 1e-12))
 
 
+@pytest.mark.slow
 def test_the_estimate_is_unbiased_with_the_variance_it_states():
     tree = Tree.complete(20, 3)
     truth = np.arange(20.0)
@@ -265,6 +269,7 @@ def test_the_estimate_is_unbiased_with_the_variance_it_states():
     assert np.abs(np.square(errors).mean(axis=0) - 1).max() <= 4.5 * np.sqrt(5 / trials)
 
 
+@pytest.mark.slow
 def test_public_exact_counts_are_kept():
     tree = Tree.complete(4, 2, root=True)
     result = estimate(tree, [100, 3, 11, 4, 1, 12, 1], [0, 1, 1, 1, 1, 1, 1])
@@ -289,6 +294,7 @@ def test_siblings_of_very_different_noise_keep_their_digits(ratio):
         np.testing.assert_allclose(result.answer(AllRange(3).dense()).stddev, expected, rtol=3 / ratio**2 + 1e-7)
 
 
+@pytest.mark.slow
 def test_what_is_not_determined_is_named():
     tree = Tree.complete(4, 2, root=True)
     with pytest.raises(ValueError, match=r"does not determine 2 of its nodes, \[3, 4\] .*Measure all but one of them"):
@@ -333,6 +339,7 @@ def test_transforms(tree):
     np.testing.assert_allclose(sum(g @ d for g, d in zip(gradient, direction, strict=True)), forward, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_gradients_at_unmeasured_and_exact_nodes_are_finite():
     for tree in (Tree.complete(4, 2, root=True), Tree.from_parents([-1, 0, 0, 1, 1, 2, 2])):
         spread = jnp.array([0.0, 1.0, jnp.inf, 1.0, 1.0, 1.0, 1.0])
@@ -346,6 +353,7 @@ def test_gradients_at_unmeasured_and_exact_nodes_are_finite():
         assert gradient[2] == 0
 
 
+@pytest.mark.slow
 def test_dtypes_in_and_out():
     tree = Tree.complete(8, 2)
     for values, expected in (
@@ -359,6 +367,7 @@ def test_dtypes_in_and_out():
         assert result.answer(Total(8)).stddev.dtype == expected
 
 
+@pytest.mark.slow
 def test_a_chain_of_ten_thousand_levels():
     # A spine of unmeasured nodes, each with a leaf of its own: nothing may unroll.
     depth = 10_000

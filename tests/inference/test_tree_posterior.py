@@ -60,6 +60,7 @@ def test_a_table_of_all_cells(tree, values, scale, prior):
         assert weights[nodes[:, row] > upper[node]].sum() <= 0.05 + 1e-6
 
 
+@pytest.mark.slow
 def test_cells_and_their_sum_are_what_mmse_says():
     # Means by quadrature elsewhere, and sums in conflict with their cells.
     star = Tree.complete(3, 3, root=True)

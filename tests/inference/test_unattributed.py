@@ -16,6 +16,7 @@ from dpinfer.queries import Identity, Prefix
 EXAMPLE_3 = np.repeat([10, 14, 18], [20, 1, 4])  # Hay et al. 2010
 
 
+@pytest.mark.slow
 def test_order_sign_and_whole_numbers():
     release = sorted_counts(np.array([0, 0, 3, 1, 5, 0]), epsilon=0.5)
     for method in ("isotonic", "sorted"):

@@ -23,6 +23,7 @@ def partitions_of(release):
     return [part for part in partitions if isinstance(part, Partition)]
 
 
+@pytest.mark.slow
 def test_cells_and_sums_of_their_regions():
     release = ispe(CELLS, (8, 8), cell_epsilon=0.6, partition_epsilon=0.2, threshold=30)
     assert release.epsilon == Fraction(4, 5)

@@ -22,6 +22,7 @@ CELLS = np.repeat([3, 50, 0, 7], [5, 3, 6, 2])
 STOPS = np.array([5, 8, 14, 16])
 
 
+@pytest.mark.slow
 def test_bins_that_are_plain_to_see():
     for selection in ("joint", "noisy_min", "exponential"):
         found = structure_first(CELLS, 4, epsilon=60, selection=selection)

@@ -75,6 +75,7 @@ def test_sums_have_their_law(scale, n):
     assert stats.chisquare(counts, wanted).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_sums_of_many():
     # Their variance is n times one's: 1 / (2 sinh(1 / (2 scale))^2), within 4 standard errors; no sum of nothing is anything.
     lengths = np.tile([0, 10_000_000], 2000)

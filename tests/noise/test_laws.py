@@ -386,6 +386,7 @@ def test_mapped_laws_equal_a_batch(law):
     np.testing.assert_allclose(mapped(BATCH, CENTRES, value), law(BATCH, CENTRES).log_prob(value), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_many_points_are_taken_in_turn(monkeypatch):
     z = np.arange(60.0).reshape(20, 3)
     whole, one_row = LaplaceSum(BATCH).log_survival(z), LaplaceSum(BATCH[0]).log_survival(z[:, 0])
@@ -532,6 +533,7 @@ def test_draws_follow_the_continuous_law(law):
     assert stats.kstest(draws, lambda x: np.asarray(law.cdf(x))).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_draws_of_a_batch_follow_their_laws():
     law = LaplaceSum(BATCH[:, [0, 0, 0]], CENTRES)
     draws = law.sample(jax.random.key(1), (DRAWS // 4, 4))

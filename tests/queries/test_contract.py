@@ -351,6 +351,7 @@ def test_sensitivity_of_a_large_product_forms_no_columns():
     np.testing.assert_array_equal(Kronecker([Total(4)] * 9 + [Identity(4)]) @ x, x.reshape(-1, 4).sum(axis=0))
 
 
+@pytest.mark.slow
 def test_privelet_is_haar_at_equal_scales():
     # Xiao, Wang, Gehrke 2010: generalised sensitivity 1 + log2 n, and at most this variance for any range.
     for n in (2, 8, 64):
