@@ -15,13 +15,13 @@ exactly, whatever the cells are; for regions that are chosen by the noisy cells 
 average over cells. With the same noise in cells and sums the mean is that of least squares, delta / (s + 1) for each cell; with
 more noise in the sum it hardly moves any more where delta is far out, since then it is the sum that is off.
 
-How e depends on delta is found without a density of e: with K the logarithm of one noise's generating function, what q noises of a
-sum are, given the sum, has mean q <K'> and variance q^2 var(K') + q <K''>, averages along the path of ``noise.contour``.
+How e depends on delta is found without a density of e: with K the logarithm of one noise's generating function, what q noises of
+a sum are, given the sum, has mean q <K'> and variance q^2 var(K') + q <K''>, averages along the path of ``noise.contour``.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, final
 
 import jax
@@ -36,20 +36,20 @@ from dpinfer.inference.lattice_laws import LatticeSums, stacked
 from dpinfer.inference.posterior_grid import Laws, convolved
 from dpinfer.inference.product_laws import product_laws
 from dpinfer.noise import contour
-from dpinfer.noise.asinh_series import AsinhSeries, evaluated, fitted
+from dpinfer.noise.asinh_series import fitted
 from dpinfer.queries import Identity, Partition, Queries, Total, VStack
 from dpinfer.release import as_measurement
 
 # Rows of a workload that are looked at together.
 _ENTRIES_AT_ONCE = 1 << 24
-# So many regions of one size share a series, of differences up to so many standard deviations.
+# So many regions of one size share a table, of differences up to so many standard deviations.
 _ENOUGH, _FAR = 256, 50.0
 # Single cells from which on all of their region are found at once.
 _EACH = 3
 # Scales in integers from which on neighbouring integers are as likely.
 _WIDE = 1e5
-# Integrals, and points of a series, that are looked at together.
-_AT_ONCE, _POINTS = 1024, 1 << 14
+# Integrals that are looked at together; rows of a table.
+_AT_ONCE, _KNOTS = 1024, 1024
 
 
 @final
@@ -128,11 +128,11 @@ def mmse(
 
     Returns:
         A :class:`PosteriorAnswers`. Under the flat prior, in units of the scales, means and standard deviations are right to
-        about 1e-8 (with ``observations`` 1e-6), ends of intervals to 1e-5; of queries of several regions these to 1e-3. With a
+        about 1e-7 (with ``observations`` 1e-6), ends of intervals to 1e-5; of queries of several regions these to 1e-3. With a
         prior of integers all are exact but for rounding, with another right to about 1e-3. Where sums and cells disagree by
         hundreds of scales, ends are right to 1e-4 of that.
 
-    Cost: means and standard deviations take an integral of 64 points for each region (a series for many of one size), whatever
+    Cost: means and standard deviations take an integral of 48 points for each region (a table for many of one size), whatever
     the queries; densities and intervals, found when first asked for, a grid for each distinct (region, number of its cells), and
     for a query of several regions a Fourier transform for each. With a prior some Fourier transforms for each cell of a region,
     once for all queries of single cells and once for any other: seconds for 4,096 cells.
@@ -164,7 +164,7 @@ def mmse(
     # A region whose sum was not measured says nothing: as if delta were 0.
     delta = np.where(np.isfinite(found.sum_scales), delta, 0.0)
     centers = np.asarray(asked @ found.values, dtype=float)
-    shift, spread, bend, whole_mean, whole_variance = _moments(size, delta, found).T
+    shift, spread, bend, whole_mean, whole_variance = region_moments(size, delta, found)
     is_whole = (count == size[region]) & (found.sum_scales[region] < found.cell_scale)
     shifts = np.where(is_whole, whole_mean[region], count * shift[region])
     variances = np.where(is_whole, whole_variance[region], count * (count * spread[region] + bend[region]))
@@ -309,7 +309,11 @@ def _entries(queries: Queries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _counted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct pairs, in order, and how often each occurs."""
     width = int(second.max(initial=0)) + 1
-    pairs, count = np.unique(first * width + second, return_counts=True)
+    pairs = first * width + second
+    if (pairs[1:] < pairs[:-1]).any():
+        pairs = np.sort(pairs)
+    begins = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: pairs.size])
+    count, pairs = np.diff(begins, append=pairs.size), pairs[begins]
     return pairs // width, pairs % width, count
 
 
@@ -381,8 +385,8 @@ def _region_laws(rows: np.ndarray, cell_scale: float, is_lattice: bool, num_poin
     return product_laws(centers, np.repeat(scales[:, None], 2, axis=1), counts, is_lattice=is_lattice, num_points=num_points)
 
 
-def _moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.ndarray:
-    """Of the regions, what moves their cells: five columns, a to e.
+def region_moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.ndarray:
+    """Of the regions, what moves their cells: five rows, a to e.
 
     The e of q cells has mean a q and variance b q^2 + c q. That of the whole region has mean d and variance e, too, which lose no
     digits where its sum has less noise than a cell.
@@ -394,27 +398,31 @@ def _moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.ndarray:
         from dpinfer.noise.laws import widths  # which loads numpyro
 
         scales = np.asarray(widths(jnp.asarray(scales)))
-    moments = np.zeros((size.size, 5))
+    moments = np.zeros((5, size.size))
     alone = 2 * np.square(scales[:, 0])
-    moments[:, 2], moments[:, 4] = alone, alone * size
+    moments[2], moments[4] = alone, alone * size
     far = np.abs(delta)
-    _, kind = np.unique(scales[:, 1], return_inverse=True)
-    _, group = np.unique(kind * (size.max() + 1) + size, return_inverse=True)
+    group = _numbered(_numbered(scales[:, 1]) * (size.max() + 1) + size)
     stddev = np.sqrt(alone * size + 2 * np.square(scales[:, 1]))
     is_common = is_measured & (far <= _FAR * stddev) & (far >= found.is_lattice)
     is_common &= np.bincount(group[is_common], minlength=size.size)[group] >= _ENOUGH
     for own in (np.flatnonzero(is_common & (group == some)) for some in np.unique(group[is_common])):
-        moments[own] = _by_series(far[own], scales[own[0]], counts[own[0]], found.is_lattice)
+        moments[:, own] = _by_table(far[own], scales[own[0]], counts[own[0]], found.is_lattice)
     own = np.flatnonzero(is_measured & ~is_common)
     if own.size:
-        moments[own] = _given_sums(far[own], scales[own], counts[own], found.is_lattice)
-    moments[:, [0, 3]] *= np.sign(delta)[:, None]
-    moments[:, 3] = np.where(is_measured, delta - moments[:, 3], 0.0)
+        moments[:, own] = _given_sums(far[own], scales[own], counts[own], found.is_lattice)
+    moments[[0, 3]] *= np.sign(delta)
+    moments[3] = np.where(is_measured, delta - moments[3], 0.0)
     return moments
 
 
+def _numbered(x: np.ndarray) -> np.ndarray:
+    """Which of the distinct values each is."""
+    return np.zeros(x.size, dtype=np.int64) if not x.size or (x == x[0]).all() else np.unique(x, return_inverse=True)[1]
+
+
 def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
-    """The moments for rows of delta >= 0, [rows] and twice [rows, 2]; in place of d what the sum's own noise is on average."""
+    """The moments [5, rows] for delta >= 0, [rows] and twice [rows, 2]; in place of d what the sum's own noise is on average."""
     least = np.maximum(delta, float(is_lattice))
     parts = np.stack(in_chunks(partial(contour.parts_given_sum, lattice=is_lattice), (least, scales, counts), _AT_ONCE))
     # Of wide laws 0 is as 1.
@@ -422,24 +430,41 @@ def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_la
     if none.size:
         parts[:, none] = in_chunks(contour.parts_given_no_sum, (scales[none], counts[none]), _AT_ONCE)
     mean, spread, bend = parts
-    return np.stack([mean[:, 0], spread[:, 0], bend[:, 0], mean[:, 1], spread[:, 1] + bend[:, 1]], axis=1)
+    return np.stack([mean[:, 0], spread[:, 0], bend[:, 0], mean[:, 1], spread[:, 1] + bend[:, 1]])
 
 
-def _by_series(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
-    """``_given_sums`` for many sums of regions that are otherwise alike."""
+def _by_table(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
+    """``_given_sums`` for many sums of regions that are otherwise alike; by cubics in asinh(delta / stddev)."""
+    stddev = float(np.sqrt(2 * (np.square(scales) * counts).sum()))
+    # As far as a power of 2, so that the next release has the same table.
+    reach = stddev * 2.0 ** np.ceil(np.log2(max(float(delta.max()) / stddev, 4.0)))
+    begin, step, table = _table(tuple(scales.tolist()), tuple(counts.tolist()), stddev, float(reach), is_lattice)
+    place = (np.arcsinh(delta / stddev) - begin) / step
+    k = np.clip(place.astype(np.int64), 0, table.shape[2] - 1)
+    u, (a, b, c, d) = place - k, table.take(k, axis=2)
+    return a + u * (b + u * (c + u * d))
+
+
+@lru_cache(maxsize=256)
+def _table(
+    scales: tuple[float, ...], counts: tuple[float, ...], stddev: float, reach: float, is_lattice: bool
+) -> tuple[float, float, np.ndarray]:
+    """The moments as functions of delta between 0 (of integers 1) and ``reach``.
+
+    Returns:
+        The first asinh(delta / stddev), the step between knots, and the coefficients of cubics, [4, 5, intervals].
+    """
 
     def function(z: np.ndarray, _: np.ndarray) -> np.ndarray:
         many_scales, many_counts = (np.broadcast_to(x, (z.size, 2)) for x in (scales, counts))
-        return _given_sums(z.reshape(-1), many_scales, many_counts, is_lattice).reshape(*z.shape, 5)
+        return _given_sums(z.reshape(-1), many_scales, many_counts, is_lattice).T.reshape(*z.shape, 5)
 
-    stddev = np.sqrt(2 * (np.square(scales) * counts).sum())
-    series = fitted(function, np.array([stddev]), np.array([float(is_lattice)]), np.array([delta.max()]))
-    own = series._replace(coefficients=series.coefficients[0].T)
-    return in_chunks(partial(_evaluated, series=own), (delta,), _POINTS)
-
-
-@jax.jit
-def _evaluated(z: jax.Array, series: AsinhSeries) -> jax.Array:
-    # In blocks that stay near the processor.
-    found = jax.lax.map(lambda z: evaluated(z[None], series), z.reshape(-1, min(z.size, 256)))
-    return jnp.moveaxis(found, 1, 2).reshape(z.size, -1)
+    found = fitted(function, np.array([stddev]), np.array([float(is_lattice)]), np.array([reach]))
+    begin, step = float(found.begin[0]), float(found.length[0]) / (_KNOTS - 1)
+    # One knot more on either side.
+    x = np.linspace(-1, 1, _KNOTS)
+    rows = np.polynomial.chebyshev.chebval(np.concatenate([[2 * x[0] - x[1]], x, [2 * x[-1] - x[-2]]]), found.coefficients[0])
+    a, b, c, d = (rows[:, i : i + _KNOTS - 1] for i in range(4))
+    # The cubic through four knots, by powers of the part of the way from the second to the third.
+    cubic = (b, c - d / 6 - a / 3 - b / 2, (a + c) / 2 - b, (d - a) / 6 + (b - c) / 2)
+    return begin, step, np.stack(cubic)
