@@ -404,11 +404,13 @@ def region_moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.nda
     far = np.abs(delta)
     group = _numbered(_numbered(scales[:, 1]) * (size.max() + 1) + size)
     stddev = np.sqrt(alone * size + 2 * np.square(scales[:, 1]))
-    is_common = is_measured & (far <= _FAR * stddev) & (far >= found.is_lattice)
+    is_single = is_measured & (size == 1) & (not found.is_lattice)
+    moments[:, is_single] = _given_single(far[is_single], scales[is_single])
+    is_common = is_measured & ~is_single & (far <= _FAR * stddev) & (far >= found.is_lattice)
     is_common &= np.bincount(group[is_common], minlength=size.size)[group] >= _ENOUGH
     for own in (np.flatnonzero(is_common & (group == some)) for some in np.unique(group[is_common])):
         moments[:, own] = _by_table(far[own], scales[own[0]], counts[own[0]], found.is_lattice)
-    own = np.flatnonzero(is_measured & ~is_common)
+    own = np.flatnonzero(is_measured & ~is_common & ~is_single)
     if own.size:
         moments[:, own] = _given_sums(far[own], scales[own], counts[own], found.is_lattice)
     moments[[0, 3]] *= np.sign(delta)
@@ -431,6 +433,33 @@ def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_la
         parts[:, none] = in_chunks(contour.parts_given_no_sum, (scales[none], counts[none]), _AT_ONCE)
     mean, spread, bend = parts
     return np.stack([mean[:, 0], spread[:, 0], bend[:, 0], mean[:, 1], spread[:, 1] + bend[:, 1]])
+
+
+def _given_single(delta: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """``_given_sums`` for regions of one cell: of exp(-|e| / b - |delta - e| / b_p), which is exponential between its kinks."""
+    near, far = 1 / scales.T
+    both = near + far
+    rate = near - far
+    turn = rate * delta
+    # Logarithms of the masses before 0, between, and behind delta, each times exp(far delta).
+    log = np.stack([-np.log(both), np.zeros(delta.size), -turn - np.log(both)])
+    is_small = np.abs(turn) < 1e-3
+    k = np.where(is_small, 1.0, turn)
+    part = np.where(is_small, 1 - turn / 2 + turn**2 / 6, -np.expm1(-np.abs(k)) / np.abs(k))
+    with np.errstate(divide="ignore"):
+        log[1] = np.log(delta) + np.log(part) + np.where(is_small, 0.0, np.maximum(-turn, 0.0))
+    weights = np.exp(log - log.max(axis=0))
+    weights /= weights.sum(axis=0)
+    # Between the two, a law that falls (or rises) by that much, in units of delta.
+    fallen = np.exp(-np.abs(k))
+    middle = np.where(is_small, 0.5 - turn / 12, np.where(k > 0, 0.0, 1.0) + np.sign(k) * (1 / np.abs(k) - fallen / (1 - fallen)))
+    spread = np.where(is_small, 1 / 12 - turn**2 / 240, 1 / k**2 - fallen / (1 - fallen) ** 2)
+    means = np.stack([-1 / both, delta * middle, delta + 1 / both])
+    mean = (weights * means).sum(axis=0)
+    variances = np.stack([1 / both**2, delta**2 * spread, 1 / both**2])
+    variance = (weights * (variances + np.square(means - mean))).sum(axis=0)
+    by_sum = delta - mean
+    return np.stack([mean, np.zeros(delta.size), variance, by_sum, variance])
 
 
 def _by_table(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:

@@ -231,6 +231,20 @@ def test_many_regions_alike_share_a_series(law):
         np.testing.assert_allclose((apart.laws.stddevs[apart.which] - apart.stddev)[near], 0, atol=1e-6)
 
 
+def test_regions_of_one_cell():
+    # In closed form, beside the law on a grid, with scales that are equal, nearly so, and far apart.
+    scales = np.array([3.0, 2.0, 2.0 + 1e-7, 2.0 - 1e-4, 2.002, 1.9, 0.1, 40.0])
+    for delta in (0.0, 1e-9, 0.3, -7.0, 60.0):
+        labels = np.arange(scales.size)
+        found = mmse(release(np.zeros(scales.size), np.full(scales.size, delta), 2.0, scales, labels))
+        laws, which = found.laws, found.which
+        np.testing.assert_allclose(found.mean, (found.centers + laws.means[which]), atol=2e-6)
+        np.testing.assert_allclose(found.stddev, laws.stddevs[which], atol=2e-6)
+    # Continuous in the scale, where the formula changes.
+    near = [mmse(release([0.0], 5.0, 2.0, 2.0 + 8e-4 * x)).mean[0] for x in (0.99999, 1.00001)]
+    assert near[0] == pytest.approx(near[1], abs=1e-7)
+
+
 @pytest.mark.slow
 def test_sums_and_cells_that_disagree_by_a_million_scales():
     # With less noise in a region's sum than in its cell all of the difference is the cell's but a limit; and the other way round.
