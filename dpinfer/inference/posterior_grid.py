@@ -145,7 +145,7 @@ def _integer_sum(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndar
 def _sum_of(laws: Laws, terms: list[int], num_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
     """Places, densities and masses of the sum of independent numbers of these laws, by Fourier transforms of their masses."""
     if not terms:
-        return np.arange(num_points) * 1e-300, np.eye(1, num_points)[0], np.eye(1, num_points)[0], False
+        return np.arange(float(num_points)), np.eye(1, num_points)[0], np.eye(1, num_points)[0], True
     mean, variance = laws.means[terms].sum(), np.square(laws.stddevs[terms]).sum()
     step = 2 * _SPAN * np.sqrt(variance) / num_points
     edges = (np.arange(num_points + 1) - num_points / 2 - 0.5) * step

@@ -175,12 +175,13 @@ class _Beliefs:
             expected[self.leaves] = self._fit(value, spread)
             expected = self._summed(expected)
             off = np.where(own, self.values - expected, 0.0)
+            # What each count pulls by in this fit, and no harder than its noise lets it.
+            pulls = np.where(own, np.clip(off / np.square(np.where(own, spread, 1.0)), -1 / self.scale, 1 / self.scale), 0.0)
             width = np.where(own, np.maximum(np.abs(off), self.scale / 2), 1.0)
             spread = np.where(own, np.sqrt(np.where(own, self.scale, 1.0) * width), np.inf)
             fresh = np.zeros(self.values.size)
             for v in self.downward:
-                above = fresh[v] + (off[v] / (self.scale[v] * width[v]) if own[v] else 0.0)
-                fresh[self.children[v]] = np.clip(above, lowest[v], most[v])
+                fresh[self.children[v]] = np.clip(fresh[v] + pulls[v], lowest[v], most[v])
             before, pull = pull, fresh if not step else (pull + fresh) / 2
             mean, variance = self._cells_given(pull[self.leaves])
             if np.abs(pull - before).max() * self.scale.min() < _STILL:
@@ -239,8 +240,9 @@ class _Beliefs:
         rate, most = 1 / self.scale, np.full(self.values.size, np.inf)
         rate[self.leaves] += falls
         for v in reversed(self.downward):
-            most[v] = _NEAR * rate[self.children[v]].min()
-            rate[v] = rate[v] if np.isfinite(self.scale[v]) else most[v] / _NEAR
+            # A sum falls as its heaviest member does, and by what is said of the sum itself.
+            slowest = rate[self.children[v]].min()
+            most[v], rate[v] = _NEAR * slowest, rate[v] + slowest
         return most
 
     def _cells_given(self, pull: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

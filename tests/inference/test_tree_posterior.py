@@ -30,20 +30,21 @@ def table(tree, values, scale, possible, log_prior):
         (Tree.complete(4, 2, root=True), [9, 3, 4, 2, 0, 1, 5], [2, 1.5, 1.5, 1, 1, 1, 1]),
         (Tree.complete(4, 2, root=True), [15, 3, -5, 2, 0, 1, 5], [1, 0.5, 3, 1, 2, 1, 0.7]),
         (Tree.complete(3, 3), [2, -1, 4], [1.0, 0.6, 1.2]),
+        (Tree.from_parents([-1, 0, 1, 1, 1]), [1, 8, 2, 9, 10], [0.31, 0.68, 0.64, 0.7, 1.14]),
+        (Tree.from_parents([-1, 0, 1, 1, 1]), [-2, 5, 9, 5, 1], [0.54, 0.37, 0.41, 1.06, 0.62]),
         (LOPSIDED, [3, 6, -2, 1, 4, 0, 3, 2], [np.inf, 2, 1, 0.8, np.inf, 1.1, 0.9, 1]),
     ],
 )
-@pytest.mark.parametrize("prior", ["flat", "gamma"])
+@pytest.mark.parametrize("prior", ["flat", "gamma", "nonnegative"])
 def test_a_table_of_all_cells(tree, values, scale, prior):
     values, scale = np.array(values, dtype=float), np.array(scale, dtype=float)
     gamma = poisson_gamma(0.8, 0.3)
-    possible, log_prior = (
-        (np.arange(-13, 18) if len(values) > 3 else np.arange(-30, 31), np.zeros_like)
-        if prior == "flat"
-        else (np.arange(26), gamma.at)
-    )
+    given = gamma if prior == "gamma" else prior
+    around = np.arange(-13, 18) if tree.shape[1] > 3 else np.arange(-30, 31)
+    possible = around if prior == "flat" else np.arange(26)
+    log_prior = gamma.at if prior == "gamma" else np.zeros_like
     nodes, weights, mean, stddev = table(tree, values, scale, possible, log_prior)
-    found = tree_posterior(dp.Measurement(tree, values, "discrete_laplace", scale), "flat" if prior == "flat" else gamma)
+    found = tree_posterior(dp.Measurement(tree, values, "discrete_laplace", scale), given)
     skipped = 0 if tree.root_measured else 1
     np.testing.assert_allclose(found.mean[skipped:], mean, atol=2e-5)
     np.testing.assert_allclose(found.stddev[skipped:], stddev, rtol=1e-4)
