@@ -14,42 +14,31 @@ A flat prior makes the mean the estimate of least squared error among those that
 exactly, whatever the cells are; for regions that are chosen by the noisy cells the posterior is the same, and both are true on
 average over cells. With the same noise in cells and sums the mean is that of least squares, delta / (s + 1) for each cell; with
 more noise in the sum it hardly moves any more where delta is far out, since then it is the sum that is off.
-
-How e depends on delta is found without a density of e: with K the logarithm of one noise's generating function, what q noises of
-a sum are, given the sum, has mean q <K'> and variance q^2 var(K') + q <K''>, averages along the path of ``noise.contour``.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._chunks import in_chunks
 from dpinfer.inference.cell_priors import CellPrior, as_prior
 from dpinfer.inference.estimate import over_cells
 from dpinfer.inference.lattice_laws import LatticeSums, stacked
+from dpinfer.inference.observed_laws import observed_laws
 from dpinfer.inference.posterior_grid import Laws, convolved
 from dpinfer.inference.product_laws import product_laws
-from dpinfer.noise import contour
-from dpinfer.noise.asinh_series import fitted
+from dpinfer.inference.region_moments import region_moments
 from dpinfer.queries import Identity, Partition, Queries, Total, VStack
 from dpinfer.release import as_measurement
 
 # Rows of a workload that are looked at together.
 _ENTRIES_AT_ONCE = 1 << 24
-# So many regions of one size share a table, of differences up to so many standard deviations.
-_ENOUGH, _FAR = 256, 50.0
 # Single cells from which on all of their region are found at once.
 _EACH = 3
-# Scales in integers from which on neighbouring integers are as likely.
-_WIDE = 1e5
-# Integrals that are looked at together; rows of a table.
-_AT_ONCE, _KNOTS = 1024, 1024
 
 
 @final
@@ -164,7 +153,9 @@ def mmse(
     # A region whose sum was not measured says nothing: as if delta were 0.
     delta = np.where(np.isfinite(found.sum_scales), delta, 0.0)
     centers = np.asarray(asked @ found.values, dtype=float)
-    shift, spread, bend, whole_mean, whole_variance = region_moments(size, delta, found)
+    shift, spread, bend, whole_mean, whole_variance = region_moments(
+        size, delta, found.cell_scale, found.sum_scales, is_lattice=found.is_lattice
+    )
     is_whole = (count == size[region]) & (found.sum_scales[region] < found.cell_scale)
     shifts = np.where(is_whole, whole_mean[region], count * shift[region])
     variances = np.where(is_whole, whole_variance[region], count * (count * spread[region] + bend[region]))
@@ -323,54 +314,8 @@ def _given_observations(measurement: Any, queries: Any, observations: Any, num_p
     matrices = list(observations)
     if len(matrices) != asked.shape[0]:
         raise ValueError(f"observations must be a matrix for each of the {asked.shape[0]} queries, got {len(matrices)}.")
-    values = np.asarray(measurement.values, dtype=np.float64)
-    _checks.finite("measurement", values)
-    scale = np.broadcast_to(np.asarray(measurement.scale, dtype=np.float64), values.shape)
-    is_lattice = law == "discrete_laplace"
-    centers, noises = [], []
-    for i, given in enumerate(matrices):
-        matrix = np.asarray(given, dtype=np.float64)
-        _check_observations(f"observations[{i}]", matrix, measurement.queries, asked.rows(i, i + 1), scale, is_lattice)
-        centers.append([row[row != 0] @ values[row != 0] for row in matrix])
-        noises.append([np.unique(np.abs(row) * scale, return_counts=True) for row in np.where(np.isfinite(scale), matrix, 0)])
-        # Entries of 0, and exact counts, add no noise.
-        noises[-1] = [(size[size > 0], number[size > 0]) for size, number in noises[-1]]
-    width = max(len(factors) for factors in noises)
-    kinds = max(size.size for factors in noises for size, _ in factors)
-    scales, counts = np.zeros((len(noises), width, kinds)), np.zeros((len(noises), width, kinds))
-    places = np.zeros((len(noises), width))
-    for i, factors in enumerate(noises):
-        places[i, : len(factors)] = centers[i]
-        for j, (size, number) in enumerate(factors):
-            scales[i, j, : size.size], counts[i, j, : size.size] = size, number
-    center = places[:, 0].copy()
-    laws = product_laws(places - center[:, None], scales, counts, is_lattice=is_lattice, num_points=num_points)
+    center, laws = observed_laws(measurement, asked, matrices, is_lattice=law == "discrete_laplace", num_points=num_points)
     return PosteriorAnswers(center + laws.means, laws.stddevs, center, lambda: (laws, np.arange(center.size)))
-
-
-def _check_observations(
-    name: str, matrix: np.ndarray, strategy: Queries, query: Any, scale: np.ndarray, is_lattice: bool
-) -> None:
-    if matrix.ndim != 2 or matrix.shape[1] != scale.size or not matrix.shape[0]:
-        raise ValueError(
-            f"{name} must be a matrix [k, {scale.size}], a column for each measured answer, got shape {list(matrix.shape)}."
-        )
-    _checks.finite(name, matrix)
-    used = matrix != 0
-    shared = np.flatnonzero(used[:, scale > 0].sum(axis=0) > 1)
-    if shared.size:
-        row = int(np.flatnonzero(scale > 0)[shared[0]])
-        raise ValueError(f"{name} must use no noisy answer twice; that of row {row} of the measurement is in two observations.")
-    if (used & np.isinf(scale)).any():
-        raise ValueError(f"{name} must not use what was not measured (scale inf).")
-    if not (used & (scale > 0)).any(axis=1).all():
-        raise ValueError(f"{name} must have noise in every observation; one is exact, and needs no estimate.")
-    if is_lattice and not np.isin(matrix, (-1, 0, 1)).all():
-        raise ValueError(f"{name} must have entries -1, 0 and 1 only: multiples of discrete noise are on no lattice of theirs.")
-    answered = np.asarray(strategy.T @ matrix.T).T
-    wrong = ~np.isclose(answered, np.asarray(query), rtol=1e-9, atol=1e-9 * max(1.0, np.abs(matrix).max())).all(axis=1)
-    if wrong.any():
-        raise ValueError(f"{name} must be without bias: observation {int(np.flatnonzero(wrong)[0])} is of another query.")
 
 
 def _region_laws(rows: np.ndarray, cell_scale: float, is_lattice: bool, num_points: int) -> Laws:
@@ -383,117 +328,3 @@ def _region_laws(rows: np.ndarray, cell_scale: float, is_lattice: bool, num_poin
     counts[:, 0, 0] = count
     counts[:, 1] = np.stack([size - count, np.ones(delta.size)], axis=1) * is_measured[:, None]
     return product_laws(centers, np.repeat(scales[:, None], 2, axis=1), counts, is_lattice=is_lattice, num_points=num_points)
-
-
-def region_moments(size: np.ndarray, delta: np.ndarray, found: _Parts) -> np.ndarray:
-    """Of the regions, what moves their cells: five rows, a to e.
-
-    The e of q cells has mean a q and variance b q^2 + c q. That of the whole region has mean d and variance e, too, which lose no
-    digits where its sum has less noise than a cell.
-    """
-    is_measured = np.isfinite(found.sum_scales)
-    scales = np.stack([np.full(size.size, found.cell_scale), np.where(is_measured, found.sum_scales, found.cell_scale)], axis=1)
-    counts = np.stack([size, np.ones(size.size)], axis=1)
-    if found.is_lattice:
-        from dpinfer.noise.laws import widths  # which loads numpyro
-
-        scales = np.asarray(widths(jnp.asarray(scales)))
-    moments = np.zeros((5, size.size))
-    alone = 2 * np.square(scales[:, 0])
-    moments[2], moments[4] = alone, alone * size
-    far = np.abs(delta)
-    group = _numbered(_numbered(scales[:, 1]) * (size.max() + 1) + size)
-    stddev = np.sqrt(alone * size + 2 * np.square(scales[:, 1]))
-    is_single = is_measured & (size == 1) & (not found.is_lattice)
-    moments[:, is_single] = _given_single(far[is_single], scales[is_single])
-    is_common = is_measured & ~is_single & (far <= _FAR * stddev) & (far >= found.is_lattice)
-    is_common &= np.bincount(group[is_common], minlength=size.size)[group] >= _ENOUGH
-    for own in (np.flatnonzero(is_common & (group == some)) for some in np.unique(group[is_common])):
-        moments[:, own] = _by_table(far[own], scales[own[0]], counts[own[0]], found.is_lattice)
-    own = np.flatnonzero(is_measured & ~is_common & ~is_single)
-    if own.size:
-        moments[:, own] = _given_sums(far[own], scales[own], counts[own], found.is_lattice)
-    moments[[0, 3]] *= np.sign(delta)
-    moments[3] = np.where(is_measured, delta - moments[3], 0.0)
-    return moments
-
-
-def _numbered(x: np.ndarray) -> np.ndarray:
-    """Which of the distinct values each is."""
-    return np.zeros(x.size, dtype=np.int64) if not x.size or (x == x[0]).all() else np.unique(x, return_inverse=True)[1]
-
-
-def _given_sums(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
-    """The moments [5, rows] for delta >= 0, [rows] and twice [rows, 2]; in place of d what the sum's own noise is on average."""
-    least = np.maximum(delta, float(is_lattice))
-    parts = np.stack(in_chunks(partial(contour.parts_given_sum, lattice=is_lattice), (least, scales, counts), _AT_ONCE))
-    # Of wide laws 0 is as 1.
-    none = np.flatnonzero((delta == 0) & is_lattice & (scales.max(axis=1) < _WIDE))
-    if none.size:
-        parts[:, none] = in_chunks(contour.parts_given_no_sum, (scales[none], counts[none]), _AT_ONCE)
-    mean, spread, bend = parts
-    return np.stack([mean[:, 0], spread[:, 0], bend[:, 0], mean[:, 1], spread[:, 1] + bend[:, 1]])
-
-
-def _given_single(delta: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """``_given_sums`` for regions of one cell: of exp(-|e| / b - |delta - e| / b_p), which is exponential between its kinks."""
-    near, far = 1 / scales.T
-    both = near + far
-    rate = near - far
-    turn = rate * delta
-    # Logarithms of the masses before 0, between, and behind delta, each times exp(far delta).
-    log = np.stack([-np.log(both), np.zeros(delta.size), -turn - np.log(both)])
-    is_small = np.abs(turn) < 1e-3
-    k = np.where(is_small, 1.0, turn)
-    part = np.where(is_small, 1 - turn / 2 + turn**2 / 6, -np.expm1(-np.abs(k)) / np.abs(k))
-    with np.errstate(divide="ignore"):
-        log[1] = np.log(delta) + np.log(part) + np.where(is_small, 0.0, np.maximum(-turn, 0.0))
-    weights = np.exp(log - log.max(axis=0))
-    weights /= weights.sum(axis=0)
-    # Between the two, a law that falls (or rises) by that much, in units of delta.
-    fallen = np.exp(-np.abs(k))
-    middle = np.where(is_small, 0.5 - turn / 12, np.where(k > 0, 0.0, 1.0) + np.sign(k) * (1 / np.abs(k) - fallen / (1 - fallen)))
-    spread = np.where(is_small, 1 / 12 - turn**2 / 240, 1 / k**2 - fallen / (1 - fallen) ** 2)
-    means = np.stack([-1 / both, delta * middle, delta + 1 / both])
-    mean = (weights * means).sum(axis=0)
-    variances = np.stack([1 / both**2, delta**2 * spread, 1 / both**2])
-    variance = (weights * (variances + np.square(means - mean))).sum(axis=0)
-    by_sum = delta - mean
-    return np.stack([mean, np.zeros(delta.size), variance, by_sum, variance])
-
-
-def _by_table(delta: np.ndarray, scales: np.ndarray, counts: np.ndarray, is_lattice: bool) -> np.ndarray:
-    """``_given_sums`` for many sums of regions that are otherwise alike; by cubics in asinh(delta / stddev)."""
-    stddev = float(np.sqrt(2 * (np.square(scales) * counts).sum()))
-    # As far as a power of 2, so that the next release has the same table.
-    reach = stddev * 2.0 ** np.ceil(np.log2(max(float(delta.max()) / stddev, 4.0)))
-    begin, step, table = _table(tuple(scales.tolist()), tuple(counts.tolist()), stddev, float(reach), is_lattice)
-    place = (np.arcsinh(delta / stddev) - begin) / step
-    k = np.clip(place.astype(np.int64), 0, table.shape[2] - 1)
-    u, (a, b, c, d) = place - k, table.take(k, axis=2)
-    return a + u * (b + u * (c + u * d))
-
-
-@lru_cache(maxsize=256)
-def _table(
-    scales: tuple[float, ...], counts: tuple[float, ...], stddev: float, reach: float, is_lattice: bool
-) -> tuple[float, float, np.ndarray]:
-    """The moments as functions of delta between 0 (of integers 1) and ``reach``.
-
-    Returns:
-        The first asinh(delta / stddev), the step between knots, and the coefficients of cubics, [4, 5, intervals].
-    """
-
-    def function(z: np.ndarray, _: np.ndarray) -> np.ndarray:
-        many_scales, many_counts = (np.broadcast_to(x, (z.size, 2)) for x in (scales, counts))
-        return _given_sums(z.reshape(-1), many_scales, many_counts, is_lattice).T.reshape(*z.shape, 5)
-
-    found = fitted(function, np.array([stddev]), np.array([float(is_lattice)]), np.array([reach]))
-    begin, step = float(found.begin[0]), float(found.length[0]) / (_KNOTS - 1)
-    # One knot more on either side.
-    x = np.linspace(-1, 1, _KNOTS)
-    rows = np.polynomial.chebyshev.chebval(np.concatenate([[2 * x[0] - x[1]], x, [2 * x[-1] - x[-2]]]), found.coefficients[0])
-    a, b, c, d = (rows[:, i : i + _KNOTS - 1] for i in range(4))
-    # The cubic through four knots, by powers of the part of the way from the second to the third.
-    cubic = (b, c - d / 6 - a / 3 - b / 2, (a + c) / 2 - b, (d - a) / 6 + (b - c) / 2)
-    return begin, step, np.stack(cubic)

@@ -11,7 +11,8 @@ import numpy as np
 
 import dpinfer as dp
 from dpinfer.inference import mmse
-from dpinfer.inference.mmse import noisy_parts, region_moments
+from dpinfer.inference.mmse import noisy_parts
+from dpinfer.inference.region_moments import region_moments
 from dpinfer.queries import Identity, Partition, Ranges, VStack
 from tests.benchmarks.timing import interleaved, machine, summary
 
@@ -91,7 +92,8 @@ def main() -> None:
                 count = -(-size // 2)
 
                 def moments_alone() -> tuple[np.ndarray, np.ndarray]:
-                    mean, spread, bend, *_ = region_moments(sizes, delta, found)
+                    scales = found.cell_scale, found.sum_scales
+                    mean, spread, bend, *_ = region_moments(sizes, delta, *scales, is_lattice=False)
                     return count * mean, np.sqrt(count * (count * spread + bend))
 
                 return moments_alone

@@ -309,9 +309,9 @@ def test_observations_with_noises_of_their_own():
         mean = (weights * x).sum()
         assert found.mean[i] == pytest.approx(mean, abs=1e-5)
         assert found.stddev[i] == pytest.approx((weights * np.square(x - mean)).sum() ** 0.5, abs=1e-5)
-    # Fractions of answers, and exact ones, of which there is no noise.
-    mixed = dp.Measurement(Dense([[1, 1], [1, 0], [2, 2]]), [5.0, 1, 11], "laplace", [1.0, 0, 3])
-    found = mmse(mixed, [[0, 1]], observations=[[[1, -1, 0], [0, -1, 0.5]]])
+    # Fractions of answers, exact ones, of which there is no noise, and one that was not measured.
+    mixed = dp.Measurement(Dense([[1, 1], [1, 0], [2, 2], [0, 1]]), [5.0, 1, 11, 77], "laplace", [1.0, 0, 3, np.inf])
+    found = mmse(mixed, [[0, 1]], observations=[[[1, -1, 0, 0], [0, -1, 0.5, 0]]])
     known = mmse(release([4.0], 4.5, 1.0, 1.5))
     assert found.mean[0] == pytest.approx(known.mean[0], abs=1e-6)
 
