@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from dpinfer import _checks
+from dpinfer._chunks import in_chunks
 from dpinfer.inference.mmse import PosteriorAnswers, noisy_parts
 from dpinfer.inference.neighborhood_densities import (
     MOST_BENT,
@@ -215,17 +216,9 @@ def _by_width(around: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarr
     return found
 
 
-def _in_turn(
-    function: Callable[..., Any], arrays: Sequence[np.ndarray], fixed: Sequence[Any], size: int
-) -> tuple[np.ndarray, ...]:
-    """``function(*arrays, *fixed)`` for ``size`` rows at a time, one program for all."""
-    total = arrays[0].shape[0]
-    found = []
-    for start in range(0, total, size):
-        rows = np.minimum(np.arange(start, start + size), total - 1)
-        value = function(*(x[rows] for x in arrays), *fixed)
-        found.append([np.asarray(x)[: total - start] for x in (value if isinstance(value, tuple) else (value,))])
-    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+def _in_turn(function: Callable[..., Any], rows: tuple[Any, ...], fixed: Sequence[Any], size: int) -> Any:
+    """``function(*rows, *fixed)``, ``size`` rows at a time."""
+    return in_chunks(lambda *some: function(*some, *fixed), rows, size, least=size)
 
 
 def _evidences(group: _Group, spreads: np.ndarray, tables: list[Any], noise: Noise) -> np.ndarray:
@@ -326,7 +319,7 @@ def _mixture(
 
 
 def _parts_at(function: Any, state: Sequence[np.ndarray], fixed: Sequence[Any], size: int, x: np.ndarray) -> np.ndarray:
-    return _in_turn(function, (x, *state), fixed, size)[0]
+    return _in_turn(function, (x, *state), fixed, size)
 
 
 def _ends(group: _Group, log_density: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
