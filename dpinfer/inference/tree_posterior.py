@@ -25,7 +25,7 @@ from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.mmse import PosteriorAnswers, laplace_law
 from dpinfer.inference.posterior_grid import Laws
 from dpinfer.measurement import Measurement
-from dpinfer.queries import Tree
+from dpinfer.queries import Total, Tree
 from dpinfer.release import as_measurement
 
 # Points a scale of the smallest noise; standard deviations that windows hold to either side; the most points of one.
@@ -137,12 +137,11 @@ class _Beliefs:
 
     def __init__(self, tree: Tree, values: np.ndarray, scale: np.ndarray, prior: CellPrior) -> None:
         self.tree, self.values, self.scale, self.prior = tree, values, scale, prior
-        self.parents, self.leaves = np.asarray(tree.parents), np.asarray(tree.leaves)  # pyright: ignore[reportAttributeAccessIssue]
-        self.depths = np.asarray(tree.depths)
-        by_parent = np.argsort(self.parents, kind="stable")
-        bounds = np.searchsorted(self.parents[by_parent], np.arange(-1, values.size + 1))
+        parents, self.leaves = np.asarray(tree.parents), np.asarray(tree.leaves)  # pyright: ignore[reportAttributeAccessIssue]
+        by_parent = np.argsort(parents, kind="stable")
+        bounds = np.searchsorted(parents[by_parent], np.arange(-1, values.size + 1))
         self.children = [by_parent[bounds[v + 1] : bounds[v + 2]] for v in range(values.size)]
-        self.downward = [v for v in np.argsort(self.depths, kind="stable").tolist() if self.children[v].size]
+        self.downward = [v for v in np.argsort(tree.depths, kind="stable").tolist() if self.children[v].size]
         self.step = 1.0 if prior.integers else float(scale[np.isfinite(scale)].min()) / _POINTS
         base = np.zeros(values.size)
         if not prior.integers:
@@ -172,7 +171,7 @@ class _Beliefs:
         for step in range(_STEPS):
             value[self.leaves] = mean - variance * pull[self.leaves]
             spread[self.leaves] = np.sqrt(variance)
-            expected[self.leaves] = self._fit(value, spread)
+            expected[self.leaves] = np.asarray(self._fit(value, spread).cells)
             expected = self._summed(expected)
             off = np.where(own, self.values - expected, 0.0)
             # What each count pulls by in this fit, and no harder than its noise lets it.
@@ -268,21 +267,17 @@ class _Beliefs:
         mean = (weights * x).sum(axis=1)
         return mean, np.maximum((weights * np.square(x - mean[:, None])).sum(axis=1), 1e-6 * np.square(scale))
 
-    def _measured(self, value: np.ndarray, spread: np.ndarray) -> Any:
+    def _fit(self, value: np.ndarray, spread: np.ndarray) -> Any:
+        """Least squares with a count of each node and its standard deviation."""
         skipped = 0 if self.tree.root_measured else 1
         return least_squares(Measurement(self.tree, value[skipped:], "gaussian", spread[skipped:]))
 
-    def _fit(self, value: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        return np.asarray(self._measured(value, spread).cells)
-
     def _stddevs(self, value: np.ndarray, spread: np.ndarray) -> np.ndarray:
         """Standard deviations of all nodes by least squares."""
-        fit = self._measured(value, spread)
+        fit = self._fit(value, spread)
         found = np.asarray(fit.answer(self.tree).stddev)
         if self.tree.root_measured:
             return found
-        from dpinfer.queries import Total
-
         return np.append(np.asarray(fit.answer(Total(self.leaves.size)).stddev), found)
 
     def posterior(self) -> TreePosterior:
