@@ -1,21 +1,13 @@
 """Posteriors of sums of cells: against quadrature, sums over integers, least squares where that is the same, and coverage."""
 
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
 
 import dpinfer as dp
 from dpinfer.inference import mmse
-from dpinfer.queries import Dense, Identity, Partition, Prefix, Ranges, Total, Tree, VStack
-
-
-def release(cells, sums, cell_scale, sum_scale, labels: Any = None, law="laplace"):
-    n = len(cells)
-    regions = Total(n) if labels is None else Partition(labels)
-    scale = np.concatenate([np.full(n, float(cell_scale)), np.broadcast_to(np.asarray(sum_scale, float), regions.shape[0])])
-    return dp.Measurement(VStack((Identity(n), regions)), np.concatenate([cells, np.atleast_1d(sums)]), law, scale)
+from dpinfer.queries import Dense, Identity, Partition, Prefix, Ranges, Total, Tree
+from tests.noisy_regions import release
 
 
 @pytest.mark.slow

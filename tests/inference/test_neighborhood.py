@@ -1,7 +1,5 @@
 """Posteriors given that neighbours are alike: against quadrature, a flat prior's, closed forms, and simulated coverage."""
 
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -9,14 +7,8 @@ import pytest
 import dpinfer as dp
 from dpinfer.inference import mmse
 from dpinfer.inference.neighborhood import _equal_evidence, _log_weights, neighborhood_posterior
-from dpinfer.queries import Identity, Partition, Total, VStack
-
-
-def release(cells, sums, cell_scale, sum_scale, labels: Any = None, law="laplace"):
-    n = len(cells)
-    regions = Total(n) if labels is None else Partition(labels)
-    scale = np.concatenate([np.full(n, float(cell_scale)), np.broadcast_to(np.asarray(sum_scale, float), regions.shape[0])])
-    return dp.Measurement(VStack((Identity(n), regions)), np.concatenate([cells, np.atleast_1d(sums)]), law, scale)
+from dpinfer.queries import Identity, Partition, VStack
+from tests.noisy_regions import release
 
 
 @pytest.mark.slow
