@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] * (page.stem in ("few_bins", "hierarchies", "regions")), id=page.stem)
+        pytest.param(
+            page, marks=[pytest.mark.slow] * (page.stem in ("data_aware", "few_bins", "hierarchies", "regions")), id=page.stem
+        )
         for page in sorted(DOCS.glob("*.md"))
     ],
 )

@@ -85,7 +85,7 @@ def measure(
     sampler = exact.discrete_laplace if planned.order == 1 else exact.discrete_gaussian
     drawn = np.zeros(strategy.shape[0], dtype=np.int64)
     drawn[taken] = sampler([s for s in spreads if s is not None], place[index[taken]])
-    values = np.where(taken, saturating_sum(_saturating_answers(strategy, private), drawn), 0)
+    values = np.where(taken, saturating_sum(saturating_answers(strategy, private), drawn), 0)
     return Release(
         Measurement(strategy, values, planned.noise, planned.scale),
         epsilon=planned.spend if planned.order == 1 else None,
@@ -175,7 +175,7 @@ def host_integers(cells: Any, size: int | None = None) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
+def saturating_answers(strategy: Queries, private: np.ndarray) -> np.ndarray:
     """Strategy @ cells in exact arithmetic, clipped to int64: high and low halves are summed apart, so that nothing wraps."""
     low = strategy._forward(private & np.int64(0xFFFFFFFF))
     high = strategy._forward(private >> np.int64(32)) + (low >> np.int64(32))
