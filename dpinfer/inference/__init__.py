@@ -3,6 +3,7 @@
 from dpinfer.inference.answers import Answers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.bootstrap_penalty import bootstrap_penalty
+from dpinfer.inference.cell_posterior import CellPosterior, cell_posterior
 from dpinfer.inference.cell_priors import CellPrior, poisson_gamma
 from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
 from dpinfer.inference.degree_sequence import graphical_degree_sequence
@@ -13,6 +14,7 @@ from dpinfer.inference.isotonic import IsotonicFit, isotonic_regression
 from dpinfer.inference.least_squares import least_squares
 from dpinfer.inference.maximum_entropy import maximum_entropy
 from dpinfer.inference.mmse import PosteriorAnswers, mmse
+from dpinfer.inference.multiplicative_weights import MultiplicativeWeightsEstimate, multiplicative_weights
 from dpinfer.inference.neighborhood import neighborhood_posterior
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
@@ -26,10 +28,12 @@ from dpinfer.inference.zeroed_subtrees import zeroed_subtrees
 
 __all__ = [
     "Answers",
+    "CellPosterior",
     "CellPrior",
     "CountOfCountsEstimate",
     "IsotonicFit",
     "LinearEstimate",
+    "MultiplicativeWeightsEstimate",
     "NoiseFirstEstimate",
     "PosteriorAnswers",
     "Segmentation",
@@ -38,6 +42,7 @@ __all__ = [
     "bootstrap",
     "bootstrap_count_of_counts",
     "bootstrap_penalty",
+    "cell_posterior",
     "consistent_count_of_counts",
     "fewest_nodes",
     "graphical_degree_sequence",
@@ -46,6 +51,7 @@ __all__ = [
     "least_squares",
     "maximum_entropy",
     "mmse",
+    "multiplicative_weights",
     "neighborhood_posterior",
     "noise_first",
     "nonnegative_least_squares",
