@@ -1,6 +1,6 @@
 """Estimators: pure post-processing, which never sees cells."""
 
-from dpinfer.inference.answers import Answers
+from dpinfer.inference.answers import Answers, NormalAnswers
 from dpinfer.inference.bootstrap import bootstrap
 from dpinfer.inference.bootstrap_penalty import bootstrap_penalty
 from dpinfer.inference.cell_posterior import CellPosterior, cell_posterior
@@ -18,6 +18,7 @@ from dpinfer.inference.multiplicative_weights import MultiplicativeWeightsEstima
 from dpinfer.inference.neighborhood import neighborhood_posterior
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
+from dpinfer.inference.range_posterior import RangePosterior, range_posterior
 from dpinfer.inference.region_growing import grow_regions, smoothed_cells
 from dpinfer.inference.rounding import round_preserving_total
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
@@ -35,7 +36,9 @@ __all__ = [
     "LinearEstimate",
     "MultiplicativeWeightsEstimate",
     "NoiseFirstEstimate",
+    "NormalAnswers",
     "PosteriorAnswers",
+    "RangePosterior",
     "Segmentation",
     "SegmentationAverage",
     "TreePosterior",
@@ -57,6 +60,7 @@ __all__ = [
     "nonnegative_least_squares",
     "penalized_v_optimal",
     "poisson_gamma",
+    "range_posterior",
     "round_preserving_total",
     "segmentation_average",
     "segmentation_draws",

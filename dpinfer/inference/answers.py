@@ -121,6 +121,27 @@ class Answers:
 
 @final
 @pytree
+class NormalAnswers:
+    """Answers of a posterior that is taken to be normal: means and standard deviations under the prior, not over the noise alone.
+
+    Attributes:
+        values: [m], posterior means.
+        stddev: [m], posterior standard deviations.
+    """
+
+    values: Array
+    stddev: Array
+
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        """Lower and upper ends, [m] each: values -+ z stddev."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}.")
+        half = NormalDist().inv_cdf((1 + level) / 2) * self.stddev
+        return self.values - half, self.values + half
+
+
+@final
+@pytree
 class PointAnswers:
     """Answers of an estimate whose errors have no exact law: values without standard deviations.
 
