@@ -1,4 +1,4 @@
-"""The classical ways to answer ranges privately, under one roof: what is measured, how the budget is split, how it is estimated.
+"""Ways to answer ranges and cells privately, under one roof: what is measured, how the budget is split, how it is estimated.
 
 A method is swapped in one line:
 
@@ -17,8 +17,9 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer.accuracy import recommend
+from dpinfer.accuracy.branching import empirical_shares
 from dpinfer.allocation.level_budgets import level_budgets, within
-from dpinfer.inference import fewest_nodes, least_squares, zeroed_subtrees
+from dpinfer.inference import cell_posterior, fewest_nodes, least_squares, range_posterior, zeroed_subtrees
 from dpinfer.measurement import Measurement
 from dpinfer.mechanisms import measure, simulate
 from dpinfer.privacy import Ledger
@@ -121,12 +122,41 @@ def privelet(n: int) -> Method:
     return Method("wavelet", Haar(n), None, least_squares)
 
 
-def recommended(shape: int | Sequence[int]) -> Method:
-    """What :func:`dpinfer.accuracy.recommend` finds for all ranges: flat or a tree, its branching and budgets.
+def empirical_cells(shape: int | Sequence[int], prior: str = "stacked") -> Method:
+    """Every cell by itself, estimated by ``inference.cell_posterior``: for single cells, not for ranges."""
+    sides = _sides(shape)
+    return Method(f"cells, {prior}", Identity(int(np.prod(sides))), None, partial(cell_posterior, prior=prior, shape=sides))
 
-    The choice is the same for every epsilon.
+
+def empirical_tree(shape: int | Sequence[int], branching: int = 16, *, tilted: bool = False) -> Method:
+    """A tree with a tenth of the budget for its root, estimated by ``inference.range_posterior``: for ranges, where cells are few
+    or alike.
+
+    Args:
+        shape, branching: as in :func:`tree_of_fewest_nodes`; for two axes 4 has as many children as 16 for one.
+        tilted: whether by ``method="tilted"``, which has no intervals.
     """
-    found = recommend(_sides(shape), epsilon=1)
+    tree: Any = _tree(shape, branching, True)
+    estimator = partial(range_posterior, method="tilted" if tilted else "combined")
+    return Method(f"tree of {branching}, posterior", tree, empirical_shares(len(tree.level_sizes)), estimator)
+
+
+def recommended(shape: int | Sequence[int], *, workload: str = "ranges", epsilon: Any = None, total: Any = None) -> Method:
+    """What :func:`dpinfer.accuracy.recommend` finds: what to measure, how the budget is split, and the estimator.
+
+    Args:
+        shape: n, or the cells along each axis.
+        workload: "ranges" or "cells".
+        epsilon, total: the budget and about how many records there are, public numbers; without a total the choice is the same
+            for every epsilon.
+    """
+    if total is not None and epsilon is None:
+        raise ValueError("total must come with epsilon: what matters is their product.")
+    found = recommend(_sides(shape), epsilon=1 if epsilon is None else epsilon, workload=workload, total=total)
+    if found.estimator == "cell_posterior":
+        return empirical_cells(shape)
+    if found.branching is not None and found.estimator == "range_posterior":
+        return empirical_tree(shape, found.branching)
     if found.is_flat:
         return noisy_cells(shape)
     shares = tuple((found.budgets / found.budgets.sum()).tolist())

@@ -23,6 +23,8 @@ METHODS = [
     methods.quadtree(N),
     methods.privelet(N),
     methods.recommended(64),
+    methods.empirical_cells(N, "independent"),
+    methods.empirical_tree(N, 3),
 ]
 
 
@@ -118,3 +120,29 @@ def test_zeroed_subtrees_answers_from_nodes_and_has_no_intervals():
         answers.interval()
     with pytest.raises(ValueError, match="measurement must be of Tree.complete or Tree.grid"):
         zeroed_subtrees(dp.Measurement(Identity(4), np.zeros(4), "laplace", 1.0))
+
+
+def test_the_recommendation_depends_on_workload_and_records():
+    assert methods.recommended(4096, workload="cells").strategy == Identity(4096)
+    assert methods.recommended(4096, workload="cells").name == "cells, stacked"
+    few = methods.recommended(4096, epsilon=0.1, total=10_000)
+    assert few.strategy == Tree.complete(4096, 16, True)
+    assert few.shares == pytest.approx((0.1, 0.3, 0.3, 0.3))
+    # 10 / epsilon records a cell, and no guess at all: least squares.
+    assert methods.recommended(4096, epsilon=0.1, total=410_000).strategy == methods.recommended(4096).strategy
+    assert methods.recommended((64, 64), epsilon=0.1, total=10_000).strategy == Tree.grid((64, 64), 4, True)
+    with pytest.raises(ValueError, match="total must come with epsilon"):
+        methods.recommended(64, total=10)
+    with pytest.raises(ValueError, match="workload must be one of"):
+        methods.recommended(64, workload="both")
+
+
+def test_a_recommendation_says_what_it_spends_and_why():
+    found = dp.accuracy.recommend((64, 64), rho=0.02, total=1000)
+    assert found.estimator == "range_posterior"
+    assert found.level_rhos is not None
+    assert found.level_rhos.sum() == pytest.approx(0.02)
+    expected = range_variance((64, 64), 4, level_rhos=found.level_rhos, root=True)
+    assert found.variance == pytest.approx(expected)
+    assert "records a cell" in found.reason
+    assert dp.accuracy.recommend(64, epsilon=1).estimator == "least_squares"

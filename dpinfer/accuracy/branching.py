@@ -1,4 +1,4 @@
-"""Which branching, and whether a tree at all."""
+"""Which branching, and whether a tree at all; and which estimator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,12 @@ from dpinfer.queries import Identity, Queries, Tree
 _MAX_BRANCHING = 1024
 # Branchings whose budgets are optimised, the best under equal ones.
 _SHORTLIST = 3
+WORKLOADS = ("ranges", "cells")
+# Below so many standard deviations of a noisy cell's noise, a cell on average, empirical Bayes has less error in ranges.
+_SPARSE = 10.0
+# What is measured for it: parts along each axis by the number of axes, some 16 children; and the root's share of the budget.
+_PARTS = {1: 16, 2: 4, 3: 3}
+_ROOT_SHARE = 0.1
 
 
 def best_branching(
@@ -84,8 +90,11 @@ class Recommendation:
         branching: of the tree; None if flat.
         level_epsilons: the budget of each level, top first; None under rho.
         level_rhos: the same under rho; None under epsilon.
-        variance: the average variance over all ranges that it will have, with consistency unless that was not wanted.
+        variance: the average variance over all ranges that it will have, with consistency unless that was not wanted; by least
+            squares, whatever the estimator.
         flat_variance: what the flat histogram would have.
+        estimator: the name of what to estimate it with: "least_squares", "cell_posterior" or "range_posterior".
+        reason: why that one.
     """
 
     strategy: Queries
@@ -95,6 +104,8 @@ class Recommendation:
     level_rhos: np.ndarray | None
     variance: float
     flat_variance: float
+    estimator: str = "least_squares"
+    reason: str = ""
 
     @property
     def budgets(self) -> np.ndarray:
@@ -111,10 +122,21 @@ def recommend(
     budgets: str = "optimal",
     consistent: bool = True,
     max_branching: int = _MAX_BRANCHING,
+    workload: str = "ranges",
+    total: Any = None,
 ) -> Recommendation:
-    """The flat histogram or the tree, with its branching and budgets, that answers all ranges with the least variance on average.
+    """What to measure for all ranges, or for single cells, with which budgets, and what to estimate it with.
 
-    From n and the budget alone, so that the choice costs no privacy.
+    From public numbers alone, so that the choice costs no privacy. No release is best for both: the cells of a tree for ranges
+    have more than twice the error of cells measured alone, and sums of the posteriors of cells several times that of a tree.
+
+    - "ranges", and nothing known of the records: the flat histogram or the tree, with its branching and budgets, of least average
+      variance by least squares. Unbiased, and its errors are what they are said to be for any cells.
+    - "ranges", with a guess of the ``total`` that leaves fewer than 10 / epsilon records to a cell: a 16-ary tree with its root,
+      estimated by ``inference.range_posterior``, for which most cells being empty or alike is an advantage. On the histograms of
+      ``examples/frontier.py`` it beats that tree on average the more, the fewer records there are, and DAWA, too.
+    - "cells": all of the budget for the cells, estimated by ``inference.cell_posterior``. Where intervals must hold for each cell
+      whatever the others are, take ``least_squares``.
 
     Args:
         n: cells along each axis; or a list of them, one for each axis of a grid.
@@ -123,6 +145,8 @@ def recommend(
         budgets: how to split it over the levels, as ``method`` of ``allocation.level_budgets``. The optimal split is found for
             the three branchings that are best with equal ones.
         consistent, max_branching: as in :func:`best_branching`.
+        workload: "ranges" or "cells".
+        total: about how many records there are, a public number; never the private one. The order of magnitude is enough.
     """
     from dpinfer.allocation.level_budgets import level_budgets  # which stands on this module's neighbours
 
@@ -130,12 +154,30 @@ def recommend(
         raise ValueError("Give exactly one of epsilon and rho.")
     whole: Fraction = _checks.budget("epsilon", epsilon) if rho is None else _checks.budget("rho", rho)
 
-    def variance(branching: int, split: np.ndarray) -> float:
+    _checks.choice("workload", workload, WORKLOADS)
+    records = None if total is None else float(_checks.budget("total", total))
+
+    def variance(branching: int, split: np.ndarray, *, root: bool = False) -> float:
         epsilons, rhos = (split, None) if rho is None else (None, split)
-        return float(range_variance(sides, branching, epsilons, level_rhos=rhos, consistent=consistent))
+        return float(range_variance(sides, branching, epsilons, level_rhos=rhos, consistent=consistent, root=root))
 
     sides = sides_of(n, dims)
     flat = variance(max(*sides, 2), np.array([float(whole)]))
+    level_epsilons, level_rhos = (np.array([float(whole)]), None) if rho is None else (None, np.array([float(whole)]))
+    if workload == "cells":
+        reason = "cells one by one: no budget for sums; their posteriors learn from each other"
+        identity = Identity(prod(sides))
+        return Recommendation(identity, True, None, level_epsilons, level_rhos, flat, flat, "cell_posterior", reason)
+    # Epsilon, or what has the same noise in a cell.
+    precision = float(whole) if rho is None else 2 * float(whole) ** 0.5
+    if records is not None and precision * records / prod(sides) < _SPARSE and len(sides) in _PARTS and min(sides) > 1:
+        parts = _PARTS[len(sides)]
+        tree = Tree.complete(sides[0], parts, True) if len(sides) == 1 else Tree.grid(sides, parts, True)
+        shares = np.array(empirical_shares(len(tree.level_sizes)))
+        split = float(whole) * shares
+        reason = f"some {precision * records / prod(sides):.2g} records a cell, times epsilon: below {_SPARSE:g}"
+        given = (split, None) if rho is None else (None, split)
+        return Recommendation(tree, False, parts, *given, variance(parts, split, root=True), flat, "range_posterior", reason)
     most = min(max_branching, max(*sides, 3) - 1)
     unit = "epsilon" if rho is None else "rho"
     curve = variance_by_branching(sides, consistent=consistent, max_branching=most, unit=unit)
@@ -155,7 +197,15 @@ def recommend(
         level_rhos=None if rho is None else split,
         variance=found,
         flat_variance=flat,
+        reason="least variance of all ranges on average, for any cells",
     )
+
+
+def empirical_shares(num_levels: int) -> tuple[float, ...]:
+    """The shares of the budget of a tree's levels, its root first, for ``inference.range_posterior``; they add up to 1."""
+    if num_levels < 2:
+        return (1.0,)
+    return (_ROOT_SHARE, *[(1 - _ROOT_SHARE) / (num_levels - 1)] * (num_levels - 1))
 
 
 def estimated_range_variance(n: int, branching: int, level_epsilons: Any) -> float:

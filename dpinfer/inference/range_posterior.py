@@ -47,7 +47,7 @@ class RangePosterior:
 
     @property
     def inflation(self) -> jax.Array:
-        """[levels - 1], top first: by how much the variances of the sums from below were found too small, a factor of at least 1."""
+        """[levels - 1], top first: the factors, at least 1, by which variances of the sums from below were found too small."""
         return self._passed.inflation
 
     def answer(self, workload: Any) -> NormalAnswers | PointAnswers:
