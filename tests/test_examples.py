@@ -1,10 +1,12 @@
 """The examples run as a user would run them, from the checkout."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ OWN_TESTS = (
     "count_of_counts",
     "degree_sequences",
     "few_bins",
+    "frontier",
     "month_and_day",
     "range_candlesticks",
     "range_errors",
@@ -321,3 +324,65 @@ def test_regions_of_cells_that_are_alike(tmp_path):
     assert "  posterior mean, cell                      worse on blocks" in summary
     assert "  posterior mean, region                    better on blocks" in summary
     assert "  even in regions, cell                     better on blocks" in summary
+
+
+@pytest.mark.slow
+def test_the_frontier_of_accuracy(tmp_path):
+    np.save(tmp_path / "blocks.npy", np.repeat([0, 300, 0, 1000], 16))
+    np.save(tmp_path / "table.npy", np.ones((8, 8)))
+    options = ["--data", ".", "--sets", "--cells", "64", "--scales", "1e3", "native", "--trials", "10", "--slow-trials", "2"]
+    options += ["--ranges", "300", "--estimators", "AHP", "noisy cells", "--plot", "frontier.png", "--json", "frontier.json"]
+    lines, _ = run_small(tmp_path, "frontier", *options)
+    assert lines[0] == "Errors at epsilon = 0.1; 64 cells, 300 ranges, neighbours one record apart."
+    assert not [line for line in lines if "table" in line]  # a table of two axes is no histogram of one
+    names = ["cell_posterior", "range_posterior", "noisy cells", "noisy cells, clipped at 0", "tree of 16", "AHP"]
+    found = {}
+    for workload in ("cells", "ranges"):
+        place = lines.index(f"blocks, error of a {workload[:-1]}")
+        assert lines[place + 1].split() == ["records", "1,000", "(1e3)", "20,800", "(native)"]
+        rows = lines[place + 2 : place + 8]
+        assert [row[:38].strip() for row in rows] == names
+        means = np.array([[float(x.replace(",", "")) for x in re.findall(r"(\S+) \+- ", row)] for row in rows])
+        starred = np.array([["*" in part for part in re.findall(r"\+- (\S+)", row)] for row in rows])
+        np.testing.assert_array_equal(starred, means == means.min(axis=0))
+        found[workload] = dict(zip(names, means, strict=True))
+
+    def variance(epsilon):
+        """Of discrete Laplace noise of scale 1 / epsilon."""
+        q = np.exp(-epsilon)
+        return 2 * q / (1 - q) ** 2
+
+    # 640 squares with standard deviations of up to sqrt(5) times their means, roots of which vary by half as much.
+    np.testing.assert_allclose(found["cells"]["noisy cells"], variance(0.1) ** 0.5, rtol=2 * (5 / 640) ** 0.5)
+    ranges = dp.workloads.random_ranges(64, 300, key=jax.random.key(0))
+    for name, method in (("noisy cells", dp.methods.noisy_cells(64)), ("tree of 16", dp.methods.consistent_tree(64, 16))):
+        release = method.simulate(np.zeros(64), epsilon=0.1, key=jax.random.key(0))
+        expected = np.square(dp.least_squares(release).expected_stddev(ranges)).mean() ** 0.5
+        # Errors of ranges in one trial have much in common; the mean of roots is less than the root of the mean.
+        np.testing.assert_allclose(found["ranges"][name], expected, rtol=0.4)
+    # Few levels, most of them far above the noise.
+    assert (found["cells"]["cell_posterior"] < 0.75 * found["cells"]["noisy cells, clipped at 0"]).all()
+    assert (found["ranges"]["range_posterior"] < found["ranges"]["tree of 16"]).all()
+
+    report = json.loads((tmp_path / "frontier.json").read_text())
+    assert len(report["errors"]) == 2 * 2 * 6
+    for entry in report["errors"]:
+        shown = found[entry["workload"]][entry["estimator"]][int(entry["scale"] == "native")]
+        assert entry["mean"] == pytest.approx(shown, rel=1e-3)
+        assert entry["trials"] == 10
+    baselines = {"cells": "noisy cells, clipped at 0", "ranges": "tree of 16"}
+    assert len(report["comparisons"]) == 2 * 2 * 2
+    for one in report["comparisons"]:
+        place, errors = int(one["scale"] == "native"), found[one["workload"]]
+        others = {name: row[place] for name, row in errors.items() if name in names[2:]}
+        is_fixed = one["against"] == baselines[one["workload"]]
+        assert one["rival"] == (baselines[one["workload"]] if is_fixed else min(others, key=lambda name: others[name]))
+        assert one["ratio"] == pytest.approx(errors[one["estimator"]][place] / others[one["rival"]], rel=2e-3)
+        far = abs(one["ratio"] - 1) > 3 * one["standard_error"]
+        assert one["word"] == ("better" if one["ratio"] < 1 else "worse") or not far
+    assert any(line.startswith("Verdict from 2 pairs of counts and a scale") for line in lines)
+    assert "  cell_posterior, cells, against noisy cells, clipped at 0: better 2, level 0, worse 0" in lines
+    for kind in ("cells", "ranges"):
+        shares = [entry["share"] for entry in report["coverage"] if entry["kind"] == kind]
+        assert len(shares) == 2
+        assert 0.6 < min(shares) <= max(shares) <= 1
