@@ -147,7 +147,6 @@ def _orders(sides: tuple[int, ...]) -> list[np.ndarray]:
 def _ends(posterior: CellPosterior, share: jax.Array) -> jax.Array:
     """The least counts that are not exceeded with probability ``share``, [n]."""
     states = posterior._states
-    evidence = states.evidence()
     # Chebyshev: no quantile is farther from the mean.
     far = posterior.stddev / jnp.sqrt(jnp.minimum(share, 1 - share)) + 1
     low = jnp.maximum(jnp.floor(posterior.cells - far), -1.0)
@@ -156,7 +155,7 @@ def _ends(posterior: CellPosterior, share: jax.Array) -> jax.Array:
     def halve(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
         middle = jnp.floor((low + high) / 2)
-        is_enough = states.at_most(middle, posterior.probabilities, evidence) >= share
+        is_enough = states.at_most(middle, posterior.probabilities) >= share
         return jnp.where(is_enough, low, middle), jnp.where(is_enough, middle, high)
 
     return while_loop(lambda ends: ((ends[1] - ends[0]) > 1).any(), halve, (low, high))[1]

@@ -87,7 +87,7 @@ class RateStates:
         poisson, normal = self._of_poisson(tilts), self._of_normal(tilts)
         return Evidence(*(jnp.concatenate(pair, axis=1) for pair in zip(poisson, normal, strict=True)))
 
-    def at_most(self, counts: jax.Array, weights: jax.Array, evidence: Evidence) -> jax.Array:
+    def at_most(self, counts: jax.Array, weights: jax.Array) -> jax.Array:
         """Of each cell, the probability that its count is at most ``counts`` [n] whole numbers; ``weights`` as in ``moments``."""
         said = jnp.exp(self._log_said(jnp.zeros_like(self.values))[0])
         sums = said @ _masses().T
@@ -124,16 +124,24 @@ class RateStates:
         step = rates * (1 - rates[0] / rates[1])
         return rates[None] - self.values[:, None], jnp.sqrt(rates + jnp.square(_SPREAD * step))[None]
 
+    def _log_atom(self, mean: jax.Array, stddev: jax.Array) -> jax.Array:
+        """[n, k]: the density of a normal count at the noisy one, times what a discrete law has there beyond its integral."""
+        at = -jnp.square(mean / stddev) / 2 - jnp.log(stddev) - np.log(2 * np.pi) / 2
+        return jnp.log(_beyond_integral(self.noise, self.scale[:, None])) + at
+
+    def _under_gaussian(self, mean: jax.Array, stddev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """[n, k]: log of the density of noisy counts over that of no noise; mean and variance of the normal count then."""
+        scale = self.scale[:, None]
+        share = 1 / (1 + jnp.square(scale / stddev))
+        log = -jnp.square(mean) / (2 * (jnp.square(stddev) + jnp.square(scale))) - jnp.log1p(jnp.square(stddev / scale)) / 2
+        return log, (1 - share) * mean, jnp.square(stddev) * (1 - share)
+
     def _of_normal(self, tilts: jax.Array) -> tuple[jax.Array, ...]:
         mean, stddev = self._normal()
         scale, tilt, variance = self.scale[:, None], tilts[:, None], jnp.square(stddev)
-        at = -jnp.square(mean / stddev) / 2 - jnp.log(stddev) - np.log(2 * np.pi) / 2
-        log_atom = jnp.log(_beyond_integral(self.noise, scale)) + at
+        log_atom = self._log_atom(mean, stddev)
         if "laplace" not in self.noise:
-            # A product of normal laws; s sqrt(2 pi) belongs to the noise, and is infinite where nothing was measured.
-            share = 1 / (1 + jnp.square(scale / stddev))
-            center, left = (1 - share) * mean, variance * (1 - share)
-            log = -jnp.square(mean) / (2 * (variance + jnp.square(scale))) - jnp.log1p(jnp.square(stddev / scale)) / 2
+            log, center, left = self._under_gaussian(mean, stddev)
             log, center = log + tilt * center + jnp.square(tilt) * left / 2, center + tilt * left
             atom = jnp.exp(log_atom - log)
             return log + jnp.log1p(atom), center / (1 + atom), (left + jnp.square(center)) / (1 + atom)
@@ -152,16 +160,12 @@ class RateStates:
     def _normal_below(self, offset: jax.Array) -> jax.Array:
         """[n, k]: of counts in normal states the probability that they are at most the noisy count and ``offset`` [n, 1]."""
         mean, stddev = self._normal()
-        scale = self.scale[:, None]
-        at = -jnp.square(mean / stddev) / 2 - jnp.log(stddev) - np.log(2 * np.pi) / 2
-        log_atom = jnp.log(_beyond_integral(self.noise, scale)) + at
+        log_atom = self._log_atom(mean, stddev)
         if "laplace" not in self.noise:
-            share = 1 / (1 + jnp.square(scale / stddev))
-            left = stddev * jnp.sqrt(1 - share)
-            log = -jnp.square(mean) / (2 * (jnp.square(stddev) + jnp.square(scale))) - jnp.log1p(jnp.square(stddev / scale)) / 2
+            log, center, left = self._under_gaussian(mean, stddev)
             atom = jnp.exp(log_atom - log)
-            return (jnp.exp(log_ndtr((offset - (1 - share) * mean) / left)) + atom * (offset >= 0)) / (1 + atom)
-        place, rate, far = -mean / stddev, stddev / scale, offset / stddev
+            return (jnp.exp(log_ndtr((offset - center) / jnp.sqrt(left))) + atom * (offset >= 0)) / (1 + atom)
+        place, rate, far = -mean / stddev, stddev / self.scale[:, None], offset / stddev
         above, below = _tail(place, rate)[0], _tail(-place, rate)[0]
         # Beyond ``far`` on the right; before it on the left: the same tails, begun elsewhere.
         beyond = _log_tail(place, rate, jnp.maximum(far, 0.0))
