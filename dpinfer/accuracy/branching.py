@@ -134,7 +134,8 @@ def recommend(
       variance by least squares. Unbiased, and its errors are what they are said to be for any cells.
     - "ranges", with a guess of the ``total`` that leaves fewer than 10 / epsilon records to a cell: a 16-ary tree with its root,
       estimated by ``inference.range_posterior``, for which most cells being empty or alike is an advantage. On the histograms of
-      ``examples/frontier.py`` it beats that tree on average the more, the fewer records there are, and DAWA, too.
+      ``examples/frontier.py`` it beats that tree on average the more, the fewer records there are, and is level with DAWA or
+      better, but where a few buckets of equal cells are all there is.
     - "cells": all of the budget for the cells, estimated by ``inference.cell_posterior``. Where intervals must hold for each cell
       whatever the others are, take ``least_squares``.
 

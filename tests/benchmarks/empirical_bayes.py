@@ -26,13 +26,7 @@ def main() -> None:
     for n in arguments.cells:
         cells = dp.datasets.synthetic_histogram("bursty", size=n, total=25 * n)
         tree = dp.methods.empirical_tree(n)
-        noisy, nodes = (
-            dp.simulate(cells, queries, noise="discrete_laplace", key=jax.random.key(0), **budget)
-            for queries, budget in (
-                (dp.queries.Identity(n), {"epsilon": 0.1}),
-                (tree.strategy, {"level_epsilons": 0.1 * np.array(tree.shares)}),
-            )
-        )
+        noisy, nodes = noisy_of(n, 0), tree.simulate(cells, epsilon=0.1, key=jax.random.key(0), noise="discrete_laplace")
         candidates = {
             f"cell_posterior, {prior}": partial(cell_posterior, noisy, prior)
             for prior in ("independent", "segments", "walk", "stacked")

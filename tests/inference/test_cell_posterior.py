@@ -28,7 +28,7 @@ from dpinfer.inference.rate_states import NUM_POISSON, NUM_STATES, rate_states
 NOISES = ("laplace", "discrete_laplace", "gaussian", "discrete_gaussian")
 
 
-def noisy(values, noise="discrete_laplace", scale=10.0):
+def noisy(values, noise="discrete_laplace", scale: object = 10.0):
     return dpi.Measurement(dpi.queries.Identity(len(values)), np.asarray(values, float), noise, scale)
 
 
