@@ -21,6 +21,9 @@ from dpinfer.queries import Tree
 from dpinfer.queries.base import Array
 from dpinfer.release import as_measurement
 
+# Of windows whose scales are not known beforehand.
+_TRACED_POINTS = 2049
+
 
 @final
 @pytree
@@ -121,9 +124,10 @@ def tree_posterior(measurement: Any, prior: Any = "flat", *, num_points: int | N
         prior: of each cell, as in :func:`mmse`; under "flat" intervals cover exactly, whatever the cells are. Under jit and vmap
             its log density must take JAX arrays; that of integers may be of NumPy as :func:`poisson_gamma`'s is, which is then
             looked up in a table of 262,144 cells, from ``lower`` on or about 0.
-        num_points: of all nodes' windows, at least 9. To be given where the scales are traced too, as they are in a Measurement
-            that is an argument of what is compiled or mapped; cells are then taken to be integers beside any discrete noise.
-            Left out, and outside jit and vmap, windows are as wide as they need to be.
+        num_points: of all nodes' windows, at least 9. Left out, windows are as wide as they need to be; but where the scales are
+            traced too, as they are in a Measurement that is an argument of what is compiled or mapped, they have 2,049: enough
+            for discrete noise of scales up to 24, and for other noise whose scales differ by up to one half. Cells are then
+            taken to be integers beside any discrete noise.
 
     Returns:
         A :class:`TreePosterior`. Of integers all is exact but for rounding and what is neglected; else right to about 1e-3 of the
@@ -157,15 +161,10 @@ def tree_posterior(measurement: Any, prior: Any = "flat", *, num_points: int | N
         _checks.finite("measurement", values)
         laws = node_laws(tree, values if tree.root_measured else np.append(0.0, values), scale, known)
         return TreePosterior(tree, known.integers, *moments(laws), *laws)
-    if num_points is not None:
-        windows = windows_with(tree, num_points)
-    elif scale is not None:
-        windows = windows_of(tree, scale, 1.0 if known.integers else smallest / POINTS)
+    if scale is None or num_points is not None:
+        windows = windows_with(tree, num_points or _TRACED_POINTS)
     else:
-        raise ValueError(
-            "num_points must be given where scales are traced: say how many points windows are to have, or make the Measurement "
-            "in the function that is compiled or mapped, of scales that are NumPy's."
-        )
+        windows = windows_of(tree, scale, 1.0 if known.integers else smallest / POINTS)
     values = jnp.asarray(measurement.values, dtype=jnp.float64)
     spread = jnp.asarray(measurement.scale, dtype=jnp.float64) if scale is None else jnp.asarray(scale)
     if scale is None:

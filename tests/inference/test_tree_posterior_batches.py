@@ -93,6 +93,9 @@ def test_a_table_of_all_cells_and_what_windows_cannot_hold():
     # Three cells about 100 each, and anything from 0 to 300, where windows have 64 to either side.
     assert found.neglected[2] > 1e-3
     assert one[2]().neglected < 1e-9
+    wide = jax.jit(tree_posterior)(dp.Measurement(tree, np.array(values[2]), batch.noise, np.array(scales[2])))
+    assert wide.neglected < 1e-9
+    close(wide, one[2](), 20.0, 1e-9)
     # A sum, and parts, that are sure not to be those of each other.
     assert found.neglected[3] == 1
     last = jax.tree.map(lambda x: x[3], found)
@@ -118,7 +121,6 @@ def test_what_comes_round_is_told():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: jax.jit(tree_posterior)(m), "num_points must be given where scales are traced"),
         (
             lambda m: jax.jit(lambda y: posterior(Tree.complete(2, 2), "laplace", [1, 0.0], "flat", y))(m.values),
             "noise in every row",
