@@ -91,7 +91,7 @@ def cell_posterior(measurement: Any, prior: str = "stacked", *, shape: int | Seq
 
     Reference: Kiefer and Wolfowitz 1956 (mixtures of most likelihood); Robbins 1956 (empirical Bayes); Baum et al. 1970 (fits of
     chains); Yao et al. 2018, "Using stacking to average Bayesian predictive distributions". Fearnhead 2006 has the exact
-        average over segmentations.
+    average over segmentations.
 
     Raises:
         ValueError: if the measurement is not of Identity, or an argument is wrong.

@@ -110,9 +110,13 @@ def _chain(walks: bool, log_evidence: jax.Array) -> Fitted:
         return _refitted(marginals[0], pairs, *fit)
 
     start, moves = fori_loop(0, _CHAIN_STEPS, step, (start, moves))
-    log_likelihood, marginals, _ = _expectations(said, start, moves)
-    others = _normalised(marginals / jnp.maximum(said, jnp.finfo(said.dtype).tiny))
-    return Fitted(marginals, others, start, log_likelihood + most.sum())
+    log_likelihood, ahead, _, slopes = _sweep(said, start, moves)
+    # What the cells behind say of each state here: what they say of the next cell's, by where the chain may have gone.
+    behind = slopes * moves.stay[_GROUPS][None] + (slopes @ start)[:, None] * moves.restart[_GROUPS][None]
+    if (walk := _walk(moves)) is not None:
+        behind = behind + slopes @ walk.T
+    others = _normalised(ahead * jnp.concatenate([behind[1:], jnp.ones_like(behind[:1])]))
+    return Fitted(ahead * slopes, others, start, log_likelihood + most.sum())
 
 
 def stacked(log_evidence: jax.Array, members: list[jax.Array]) -> jax.Array:
@@ -176,12 +180,9 @@ def _steps() -> np.ndarray:
     return found / found.sum(axis=2, keepdims=True)
 
 
-def _expectations(said: jax.Array, start: jax.Array, moves: Moves) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The log likelihood, the marginals, and the sums over cells of a_k dL/dp_l [states, states]."""
-    stay, restart = moves.stay[_GROUPS], moves.restart[_GROUPS]
-    walk = None
-    if moves.walks.shape[0]:
-        walk = jnp.einsum("wk,wkl->kl", moves.walks[:, _GROUPS], jnp.asarray(_steps(), said.dtype))
+def _sweep(said: jax.Array, start: jax.Array, moves: Moves) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The log likelihood; and, [n, states] each, p of the states given the cells before, a given the own as well, and dL/dp."""
+    stay, restart, walk = moves.stay[_GROUPS], moves.restart[_GROUPS], _walk(moves)
 
     def likelihood(nudges: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         def step(before: jax.Array, cell: tuple[jax.Array, jax.Array]) -> Any:
@@ -200,6 +201,19 @@ def _expectations(said: jax.Array, start: jax.Array, moves: Moves) -> tuple[jax.
         return jnp.log(first.sum()) + logs.sum(), (jnp.concatenate([start[None], ahead]), given)
 
     (total, (ahead, given)), slopes = jax.value_and_grad(likelihood, has_aux=True)(jnp.zeros_like(said))
+    return total, ahead, given, slopes
+
+
+def _walk(moves: Moves) -> jax.Array | None:
+    """[states, states], the probabilities of walking from a state to another; None if no walk is possible."""
+    if not moves.walks.shape[0]:
+        return None
+    return jnp.einsum("wk,wkl->kl", moves.walks[:, _GROUPS], jnp.asarray(_steps(), moves.walks.dtype))
+
+
+def _expectations(said: jax.Array, start: jax.Array, moves: Moves) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The log likelihood, the marginals, and the sums over cells of a_k dL/dp_l [states, states]."""
+    total, ahead, given, slopes = _sweep(said, start, moves)
     return total, ahead * slopes, given[:-1].T @ slopes[1:]
 
 
