@@ -43,7 +43,6 @@ from tqdm import tqdm
 import dpinfer as dpi
 from dpinfer import methods
 from dpinfer.accuracy import best_branching
-from dpinfer.allocation import level_budgets
 from dpinfer.datasets import adult_age_hours, departures, plane_flights, read_histogram, synthetic_histogram
 from dpinfer.inference import (
     CellPosterior,
@@ -69,8 +68,6 @@ CELLS, RANGES = "cell_posterior", "range_posterior"
 HEADLINES = {"cells": (CELLS, CLIPPED), "ranges": (RANGES, TREE)}
 BEST = "the best of the others in hindsight"
 WORDS = ("better", "level", "worse")
-# Of the budget, for the sum of all cells in what range_posterior gets.
-ROOT_SHARE = 0.1
 LEVEL = 0.9
 ROUNDS = 10
 # As many as can be told apart.
@@ -208,7 +205,7 @@ def estimators(n: int, epsilon: Fraction, ranges: Ranges) -> dict[str, Way]:
         return simulated(flat, lambda measurement: cell_posterior(measurement, prior))
 
     def of_ranges(method: str) -> Any:
-        return simulated(rooted_tree(n), lambda measurement: range_posterior(measurement, method=method))
+        return simulated(methods.empirical_tree(n), lambda measurement: range_posterior(measurement, method=method))
 
     def noise_first_cells(cells: np.ndarray, key: jax.Array) -> Any:
         # On the host it is faster by far than under jit.
@@ -250,13 +247,6 @@ def cells_of(release: BucketedCells) -> np.ndarray:
         rows = np.asarray(Tree.complete(release.stops.size, release.branching).dense(), dtype=float)
         sums = np.linalg.solve(rows.T @ rows, rows.T @ sums)
     return (sums / release.sizes)[release.block_ids]
-
-
-def rooted_tree(n: int) -> methods.Method:
-    """A tree of 16 with its root, a tenth of the budget for that, and the same for each level below."""
-    levels = level_budgets(n, 16, epsilon=1, root=True).size
-    shares = (ROOT_SHARE, *[(1 - ROOT_SHARE) / (levels - 1)] * (levels - 1))
-    return methods.Method("tree of 16 with its root", Tree.complete(n, 16, root=True), shares, dpi.least_squares)
 
 
 def intervals(ranges: Ranges) -> dict[str, Any]:

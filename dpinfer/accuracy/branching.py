@@ -154,7 +154,6 @@ def recommend(
     if (epsilon is None) == (rho is None):
         raise ValueError("Give exactly one of epsilon and rho.")
     whole: Fraction = _checks.budget("epsilon", epsilon) if rho is None else _checks.budget("rho", rho)
-
     _checks.choice("workload", workload, WORKLOADS)
     records = None if total is None else float(_checks.budget("total", total))
 

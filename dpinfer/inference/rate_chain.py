@@ -63,20 +63,17 @@ class Fitted:
         marginals: [n, states], posterior probabilities of each cell's states.
         others: [n, states], or [1, states] for all cells alike: those given the noisy counts of all cells but this one.
         start: [states], the distribution that states are drawn from.
-        log_likelihood: of the noisy counts, but for what ``log`` of the evidence leaves out.
     """
 
     marginals: jax.Array
     others: jax.Array
     start: jax.Array
-    log_likelihood: jax.Array
 
 
 def mixture(log_evidence: jax.Array, start: jax.Array | None = None, *, steps: int = _MIXTURE_STEPS) -> Fitted:
     """Independent cells; the distribution of their states of most likelihood, nearly, from ``start`` (None: all alike) on."""
-    said, most = _scaled(log_evidence)
+    said = _scaled(log_evidence)
     n, states = said.shape
-
     by_state = said.T  # by rows, since XLA takes six times as long for products along columns
 
     def step(_: Any, weights: jax.Array) -> jax.Array:
@@ -84,9 +81,7 @@ def mixture(log_evidence: jax.Array, start: jax.Array | None = None, *, steps: i
 
     weights = jnp.full(states, 1 / states, said.dtype) if start is None else start
     weights = fori_loop(0, steps, step, weights)
-    marginals = said * weights[None]
-    total = marginals.sum(axis=1, keepdims=True)
-    return Fitted(marginals / total, weights[None], weights, (jnp.log(total) + most).sum())
+    return Fitted(_normalised(said * weights[None]), weights[None], weights)
 
 
 def chain(log_evidence: jax.Array, *, walks: bool) -> Fitted:
@@ -101,7 +96,7 @@ def _chains(walks: bool) -> Any:
 
 
 def _chain(walks: bool, log_evidence: jax.Array) -> Fitted:
-    said, most = _scaled(log_evidence)
+    said = _scaled(log_evidence)
     start = mixture(log_evidence).start
     moves = _first_moves(walks, said.dtype)
 
@@ -110,13 +105,13 @@ def _chain(walks: bool, log_evidence: jax.Array) -> Fitted:
         return _refitted(marginals[0], pairs, *fit)
 
     start, moves = fori_loop(0, _CHAIN_STEPS, step, (start, moves))
-    log_likelihood, ahead, _, slopes = _sweep(said, start, moves)
+    _, ahead, _, slopes = _sweep(said, start, moves)
     # What the cells behind say of each state here: what they say of the next cell's, by where the chain may have gone.
     behind = slopes * moves.stay[_GROUPS][None] + (slopes @ start)[:, None] * moves.restart[_GROUPS][None]
     if (walk := _walk(moves)) is not None:
         behind = behind + slopes @ walk.T
     others = _normalised(ahead * jnp.concatenate([behind[1:], jnp.ones_like(behind[:1])]))
-    return Fitted(ahead * slopes, others, start, log_likelihood + most.sum())
+    return Fitted(ahead * slopes, others, start)
 
 
 def stacked(log_evidence: jax.Array, members: list[jax.Array]) -> jax.Array:
@@ -129,7 +124,7 @@ def stacked(log_evidence: jax.Array, members: list[jax.Array]) -> jax.Array:
     Returns:
         The marginals, [n, states].
     """
-    said, _ = _scaled(log_evidence)
+    said = _scaled(log_evidence)
     predicted = jnp.stack([(said * others).sum(axis=1) for others in members])
 
     def step(_: Any, weights: jax.Array) -> jax.Array:
@@ -160,9 +155,9 @@ def _normalised(weights: jax.Array) -> jax.Array:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _scaled(log_evidence: jax.Array) -> tuple[jax.Array, jax.Array]:
-    most = log_evidence.max(axis=1, keepdims=True)
-    return jnp.exp(log_evidence - most), most
+def _scaled(log_evidence: jax.Array) -> jax.Array:
+    """The evidence itself, of each cell's likeliest state 1."""
+    return jnp.exp(log_evidence - log_evidence.max(axis=1, keepdims=True))
 
 
 def _first_moves(walks: bool, dtype: Any) -> Moves:

@@ -126,7 +126,7 @@ def test_a_step_of_the_fit_never_lowers_the_likelihood_with_its_prior():
     rng = np.random.default_rng(1)
     measured = sample(rng, np.repeat([0, 40, 300, 0], 20))
     log = rate_states(measured).evidence().log
-    said, _ = _scaled(log)
+    said = _scaled(log)
     start, moves = mixture(log).start, _first_moves(True, said.dtype)
     last, expectations = -np.inf, jax.jit(_expectations)
     for _ in range(6):

@@ -125,8 +125,8 @@ def test_pulls_are_what_counts_and_tilted_sums_differ_by(monkeypatch):
     possible = odds > odds.max(axis=1, keepdims=True) + np.log(1e-4)
     weights = jax.nn.softmax(jnp.where(possible, evidence.log + jnp.log(start)[None], -jnp.inf), axis=1)
     offsets, spread = evidence.moments(weights)
-    np.testing.assert_allclose(values[5:] + offsets, fit.cells, atol=1e-3)
-    np.testing.assert_allclose(spread, variances, rtol=1e-3)
+    np.testing.assert_allclose(values[5:] + offsets, fit.cells, atol=1e-4)
+    np.testing.assert_allclose(spread, variances, rtol=1e-5)
     assert np.abs(pulls[:5]).max() > 0.01
 
 
