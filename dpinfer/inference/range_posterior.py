@@ -53,8 +53,8 @@ class RangePosterior:
     def answer(self, workload: Any) -> NormalAnswers | PointAnswers:
         """Sums of the cells, with normal intervals; those of the tilted form have none, since it uses the coarse counts twice.
 
-        Intervals are right for ranges on average over releases: on the histograms of ``examples/frontier.py`` 88 to 90% of those of
-        90% cover. In one release more do or fewer, since its ranges share their errors. For single cells those of
+        Intervals are right for ranges on average over releases: on the histograms of ``examples/frontier.py`` 88 to 90% of the
+        90% intervals cover. In one release more do or fewer, since its ranges share their errors. For single cells those of
         :func:`cell_posterior` are better.
 
         Cost: O(n) for each answer.
