@@ -1,6 +1,8 @@
 """dpinfer: probabilistic inference for differentially private histograms, on JAX."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 import jax
 
@@ -65,6 +67,13 @@ __all__ = [
     "testing",
     "workloads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The models are numpyro's, which takes a while to import; whoever measures does not need it.
+    if name == "models":
+        return import_module("dpinfer.models")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def enable_x64() -> None:

@@ -18,9 +18,11 @@ from dpinfer.inference.multiplicative_weights import MultiplicativeWeightsEstima
 from dpinfer.inference.neighborhood import neighborhood_posterior
 from dpinfer.inference.noise_first import NoiseFirstEstimate, noise_first
 from dpinfer.inference.nonnegative import nonnegative_least_squares
+from dpinfer.inference.posterior import posterior
 from dpinfer.inference.range_posterior import RangePosterior, range_posterior
 from dpinfer.inference.region_growing import grow_regions, smoothed_cells
 from dpinfer.inference.rounding import round_preserving_total
+from dpinfer.inference.sampled_estimate import SampledEstimate
 from dpinfer.inference.segmentation import Segmentation, penalized_v_optimal, v_optimal
 from dpinfer.inference.segmentation_average import SegmentationAverage, segmentation_average, segmentation_draws
 from dpinfer.inference.tree_posterior import TreePosterior, tree_posterior
@@ -39,6 +41,7 @@ __all__ = [
     "NormalAnswers",
     "PosteriorAnswers",
     "RangePosterior",
+    "SampledEstimate",
     "Segmentation",
     "SegmentationAverage",
     "TreePosterior",
@@ -60,6 +63,7 @@ __all__ = [
     "nonnegative_least_squares",
     "penalized_v_optimal",
     "poisson_gamma",
+    "posterior",
     "range_posterior",
     "round_preserving_total",
     "segmentation_average",

@@ -2,85 +2,22 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpinfer import _checks
-from dpinfer._pytree import pytree
 from dpinfer.batching import map_problems
 from dpinfer.inference.error_law import draw_noise
-from dpinfer.inference.estimate import over_cells
+from dpinfer.inference.sampled_estimate import SampledEstimate
 from dpinfer.measurement import Measurement
 from dpinfer.queries import Queries
 from dpinfer.queries.base import Array
 from dpinfer.release import as_measurement
 
 _MAX_ENTRIES = 1 << 27
-
-
-@final
-@pytree
-class SampledAnswers:
-    """Answers with what their errors were in simulated releases.
-
-    Attributes:
-        values: [m]; or of another shape, and so is what follows.
-        errors: [num_draws, m].
-    """
-
-    values: Array
-    errors: Array
-
-    @property
-    def bias(self) -> jax.Array:
-        """The mean of the simulated errors, [m]."""
-        return jnp.asarray(self.errors).mean(axis=0)
-
-    @property
-    def stddev(self) -> jax.Array:
-        """The standard deviation of the simulated errors, [m]."""
-        return jnp.asarray(self.errors).std(axis=0)
-
-    def interval(self, level: Any = 0.95, *, joint: bool = False) -> tuple[Array, Array]:
-        """Lower and upper ends, [m] each: values less the upper and the lower quantile of the simulated errors.
-
-        With ``joint=True`` all of them together: values - bias -+ c stddev, c the quantile of the largest deviation from the
-        bias in these units.
-        """
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level!r}.")
-        errors = jnp.asarray(self.errors)
-        if not joint:
-            tail = (1 - level) / 2
-            return self.values - jnp.quantile(errors, 1 - tail, axis=0), self.values - jnp.quantile(errors, tail, axis=0)
-        spread = self.stddev
-        unit = jnp.where(spread > 0, spread, 1.0)[None]
-        deviations = jnp.abs((errors - self.bias[None]) / unit).reshape(errors.shape[0], -1)
-        largest = deviations.max(axis=1, initial=0.0)
-        half = jnp.quantile(largest, level) * spread
-        return self.values - self.bias - half, self.values - self.bias + half
-
-
-@final
-@pytree
-class SampledEstimate:
-    """An estimate of the cells with its errors in simulated releases.
-
-    Attributes:
-        cells: [n].
-        errors: [num_draws, n], the estimate of each simulated release less the cells it was simulated from.
-    """
-
-    cells: Array
-    errors: Array
-
-    def answer(self, workload: Any) -> SampledAnswers:
-        """Sums of the cells and of their simulated errors."""
-        queries = over_cells(workload, self.cells.shape[0])
-        return SampledAnswers(jnp.asarray(queries @ self.cells), jnp.asarray(queries @ jnp.asarray(self.errors).T).T)
 
 
 def bootstrap(

@@ -9,8 +9,8 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer._progress import reporter
-from dpinfer.inference.bootstrap import SampledAnswers
 from dpinfer.inference.count_of_counts import CountOfCountsEstimate, consistent_count_of_counts
+from dpinfer.inference.sampled_estimate import SampledAnswers
 from dpinfer.mechanisms.count_of_counts import CountOfCounts
 from dpinfer.mechanisms.group_noise import noisy_answers, runs_by_level
 from dpinfer.noise.exact import Words

@@ -89,7 +89,7 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
     measurement = as_measurement(measurement)
     n = measurement.queries.shape[1]
     given = stated(measurement, padded=True)
-    estimate = _solve(given)
+    estimate = solve(given)
     if given.queries.shape[1] != n:
         cut = [to_device(np.asarray(x)[:n], x.dtype) for x in (estimate.cells, estimate.bound_multipliers)]
         estimate = replace(estimate, cells=cut[0], bound_multipliers=cut[1])
@@ -115,7 +115,7 @@ def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
     weights = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
     values, n = jnp.asarray(known, float), rows.shape[1]
     empty, none = jnp.zeros((0, n), values.dtype), jnp.zeros((0,), jnp.int32)
-    alone = _solve(Given(Dense(rows), values, 1 / jnp.asarray(weights), empty, none, jnp.ones((n,), values.dtype)))
+    alone = solve(Given(Dense(rows), values, 1 / jnp.asarray(weights), empty, none, jnp.ones((n,), values.dtype)))
     missed = np.abs(rows @ np.asarray(alone.cells) - known) * weights
     return int(missed.argmax()) if missed.max() > 1e-6 * np.abs(known * weights).max(initial=1e-300) else None
 
@@ -203,7 +203,7 @@ def stated(measurement: Measurement, *, padded: bool = False) -> Given:
 
 
 @jax.jit
-def _solve(given: Given) -> NonnegativeEstimate:
+def solve(given: Given) -> NonnegativeEstimate:
     problem = given.problem()
     x, kkt, missed, bounds, steps = _optimum(problem)
     good = 1e-8 if problem.values.dtype == jnp.float64 else 1e-3

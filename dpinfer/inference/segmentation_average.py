@@ -18,9 +18,9 @@ from dpinfer import _checks
 from dpinfer._loops import scan
 from dpinfer._pytree import pytree
 from dpinfer.inference.answers import PointAnswers
-from dpinfer.inference.bootstrap import SampledEstimate
 from dpinfer.inference.estimate import over_cells
 from dpinfer.inference.noisy_cells import NoisyCells, nats, noisy_cells
+from dpinfer.inference.sampled_estimate import SampledEstimate
 from dpinfer.inference.segment_deviations import deviations
 from dpinfer.inference.segmentation import bin_means
 from dpinfer.inference.segmented import by_rows

@@ -1,0 +1,51 @@
+"""Regions of cells that are alike: ISPE's assumption, with what the cells of a region differ by."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from dpinfer import _checks
+
+
+def region_counts(labels: Any) -> Callable[[], jax.Array]:
+    """A prior for cells that fall into regions: log x = the region's mean + its spread times a deviation of the cell's own.
+
+    Xiao et al. 2011 take the cells of a neighbourhood for equal; here they spread around their region's mean, by as much as the
+    data say, and regions borrow from each other how large and how spread they are. Sites: ``level`` and ``variation`` (mean and
+    standard deviation of the regions' log means), ``means`` [regions], ``spread`` (typical), ``spreads`` [regions],
+    ``log_cells`` [n]. The labels must be public: fixed beforehand, or found from what was released, as ``mechanisms.ispe`` does.
+
+    Args:
+        labels: [n], the number of the region of each cell, from 0 on, none left out; for a release of
+            ``mechanisms.ispe`` it is ``release.queries.parts[1].labels``.
+
+    Cost: O(n) a gradient.
+
+    Reference: Xiao, Xiong and Yuan 2011, section 4 (the neighbourhood reference); Gelman and Hill 2007 (partial pooling).
+    """
+    numbers = _checks.index_array("labels", labels)
+    present = np.unique(numbers)
+    if not numbers.size or not np.array_equal(present, np.arange(present.size)):
+        raise ValueError(f"labels must number the regions from 0 on, each with a cell, got numbers {present[:10].tolist()}.")
+    return _model(tuple(numbers.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _model(labels: tuple[int, ...]) -> Callable[[], jax.Array]:
+    region, regions = np.asarray(labels), max(labels) + 1
+
+    def model() -> jax.Array:
+        level = numpyro.sample("level", dist.Normal(3.0, 4.0))
+        variation = numpyro.sample("variation", dist.HalfNormal(2.0))
+        means = numpyro.sample("means", dist.Normal(level, variation).expand([regions]))
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        spreads = numpyro.sample("spreads", dist.LogNormal(0.0, 0.5).expand([regions]))
+        return jnp.exp(numpyro.sample("log_cells", dist.Normal(means[region], (spread * spreads)[region])))
+
+    return model
