@@ -1,5 +1,9 @@
 """Smooth histograms: the logarithm of the cells is a Gaussian process along one or more axes."""
 
+# numpyro says of samples only that they are like arrays.
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod

@@ -1,5 +1,9 @@
 """Regions of cells that are alike: ISPE's assumption, with what the cells of a region differ by."""
 
+# numpyro says of samples only that they are like arrays.
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

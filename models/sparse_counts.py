@@ -1,5 +1,9 @@
 """Sparse histograms: most cells are empty, some hold much."""
 
+# numpyro says of samples only that they are like arrays.
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Callable
 from functools import lru_cache
 

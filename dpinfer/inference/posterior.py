@@ -129,8 +129,8 @@ def posterior(
             raise ValueError("model must have a finite density near the noisy values; its latent sites came out as nan.")
         if _checks.is_concrete(start) and not np.isfinite(float(_potential(start, latent=latent))):
             raise ValueError(
-                "model must have a finite log density at its own medians and at cells near the noisy values; it is not finite where "
-                f"{ {name: np.asarray(x).round(3).tolist() for name, x in latent.sites(start.origin).items() if x.size < 10} }."
+                "model must have a finite log density at its own medians and where its cells are near the noisy values; it is not "
+                "finite there: look for priors that leave their support."
             )
         run = {"nuts": _by_chains, "svi": _by_fit, "laplace": _at_mode}[method]
         coordinates, sampling = run(latent, start, fit, settings, progress)
@@ -180,9 +180,9 @@ def _kept(latent: "Latent", sites: Sequence[str] | None) -> tuple[str, ...]:
     sizes = {name: int(np.prod(shape, dtype=np.int64)) for name, shape in latent.recorded}
     if sites is None:
         return tuple(name for name, size in sizes.items() if size < latent.num_cells)
-    if isinstance(sites, str) or (unknown := [name for name in sites if name not in sizes]):
-        listed = repr(sites) if isinstance(sites, str) else ", ".join(map(repr, unknown))
-        raise ValueError(f"sites must list names of the model's sites ({', '.join(sizes)}), got {listed}.")
+    unknown = [sites] if isinstance(sites, str) else [name for name in sites if name not in sizes]
+    if unknown:
+        raise ValueError(f"sites must list names of the model's sites ({', '.join(sizes)}), got {', '.join(map(repr, unknown))}.")
     return tuple(sites)
 
 

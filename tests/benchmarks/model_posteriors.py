@@ -61,6 +61,7 @@ def batch() -> None:
 
     def fit(measurement: dp.Measurement, *, key: jax.Array) -> tuple:
         found = dp.inference.posterior(measurement, model, method="svi", key=key, num_draws=100)
+        assert found.sampling is not None
         return found.cells, found.sampling.converged
 
     for kind in ("with compiling", "compiled"):

@@ -88,7 +88,7 @@ class Latent:
             numpyro.factor(VALUES, log_likelihood(_with_cells(_written(self.model, centerings))()))
 
         with handlers.block():  # no site of the model is one of the guide's or kernel's that asks
-            return potential_energy(conditioned, (), {}, self.sites(vector))
+            return jnp.asarray(potential_energy(conditioned, (), {}, self.sites(vector)))
 
     def rewritten(self, vector: jax.Array, centerings: Centerings, others: Centerings) -> jax.Array:
         """The vector that has the same values with other centerings."""
@@ -129,7 +129,7 @@ def latent_of(model: Any, num_cells: int) -> Latent:
                     "a continuous function of a continuous site (see dpinfer.models.sparse_counts)."
                 )
             latent.append(name)
-            if _is_normal(site["fn"]):
+            if isinstance(_innermost(site["fn"]), Normal):
                 normals.append((name, tuple(site["value"].shape)))
         if site["type"] == "deterministic" or name in latent:
             recorded.append((name, tuple(site["value"].shape)))
@@ -180,17 +180,15 @@ class _Written(LocScaleReparam):
 
     def __init__(self, centering: Centering):
         super().__init__(centering.kept)
-        self.plain = centering.plain
+        self.kept, self.plain = centering.kept, centering.plain
 
     def __call__(self, name: str, fn: Any, obs: Any) -> Any:
-        law = fn
-        while isinstance(law, (ExpandedDistribution, Independent)):
-            law = law.base_dist
+        law = _innermost(fn)
         loc, scale = (jnp.broadcast_to(x, fn.shape()) for x in (law.loc, law.scale))
         numpyro.deterministic(LOC + name, loc)
         numpyro.deterministic(SCALE + name, scale)
         if self.plain:  # a factor a number: a plate would count a single one many times
-            numpyro.factor(VOLUME + name, self.centered * jnp.log(scale))
+            numpyro.factor(VOLUME + name, self.kept * jnp.log(scale))
         return super().__call__(name, fn, obs)
 
 
@@ -207,7 +205,7 @@ def _medians(model: Callable[[], Any], key: jax.Array, num_samples: int) -> dict
     return getattr(found, "z")  # noqa: B009
 
 
-def _is_normal(law: Any) -> bool:
+def _innermost(law: Any) -> Any:
     while isinstance(law, (ExpandedDistribution, Independent)):
         law = law.base_dist
-    return isinstance(law, Normal)
+    return law

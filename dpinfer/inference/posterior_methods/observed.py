@@ -50,7 +50,7 @@ class Observed:
     def units(self, cells: jax.Array) -> jax.Array:
         """What is missed of each value, in units of its scale; of exact counts of what stands in for it, [m]."""
         missed = self.values - jnp.asarray(self.queries._forward(cells))
-        return missed * (jnp.asarray(self.rate) + (0.0 if self.pull is None else jnp.asarray(self.pull)))
+        return jnp.asarray(missed * (jnp.asarray(self.rate) + (0.0 if self.pull is None else jnp.asarray(self.pull))))
 
     def log_likelihood(self, cells: jax.Array, *, smooth: bool = False) -> jax.Array:
         """Log density of the values, given possible cells. Cost: one product with the queries.
@@ -69,7 +69,7 @@ class Observed:
         if self.pull is not None:
             pulled = jnp.asarray(self.pull) * missed
             total = total + 0.5 * (pulled @ pulled)
-        return self.constant - total
+        return jnp.asarray(self.constant - total)
 
 
 def observed(measurement: Measurement) -> Observed:

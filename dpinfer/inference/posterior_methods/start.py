@@ -45,7 +45,7 @@ class Start:
 
     def vector(self, u: jax.Array) -> jax.Array:
         """The latent vector at coordinates, [size]."""
-        return self.origin + (self.spread * u if self.spread.ndim == 1 else self.spread @ u)
+        return jnp.asarray(self.origin + (self.spread * u if self.spread.ndim == 1 else self.spread @ u))
 
     def values(self, latent: Latent, u: jax.Array) -> dict[str, jax.Array]:
         """The model's sites at coordinates, with possible cells as ``dpinfer.cells``."""

@@ -87,14 +87,14 @@ def fitted(latent: Latent, start: Start, key: jax.Array, settings: Settings, tel
 @partial(jax.jit, static_argnames=("latent", "settings", "num_draws"))
 def drawn(start: Start, params: Any, key: jax.Array, *, latent: Latent, settings: Settings, num_draws: int) -> jax.Array:
     """Coordinates drawn from a fitted guide, [num_draws, size]."""
-    svi = _ready(latent, start, settings, key)[0]
+    svi: Any = _ready(latent, start, settings, key)[0]
     return svi.guide.sample_posterior(key, svi.constrain_fn(params), sample_shape=(num_draws,))[_COORDINATES]
 
 
 def _svi(latent: Latent, start: Start, settings: Settings) -> SVI:
     def model() -> None:
         u = numpyro.sample(_COORDINATES, dist.ImproperUniform(dist.constraints.real_vector, (), (latent.size,)))
-        numpyro.factor(RESERVED + "density", -start.potential(latent, u))
+        numpyro.factor(RESERVED + "density", -start.potential(latent, jnp.asarray(u)))
 
     near: Any = {"init_loc_fn": init_to_value(values={_COORDINATES: jnp.zeros_like(start.origin)})}
     if settings.guide == "normal":
