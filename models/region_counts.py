@@ -18,12 +18,14 @@ from dpinfer import _checks
 
 
 def region_counts(labels: Any) -> Callable[[], jax.Array]:
-    """A prior for cells that fall into regions: log x = the region's mean + its spread times a deviation of the cell's own.
+    """A prior for cells that fall into regions: each is its region's typical count times a factor of its own.
 
-    Xiao et al. 2011 take the cells of a neighbourhood for equal; here they spread around their region's mean, by as much as the
-    data say, and regions borrow from each other how large and how spread they are. Sites: ``level`` and ``variation`` (mean and
-    standard deviation of the regions' log means), ``means`` [regions], ``spread`` (typical), ``spreads`` [regions],
-    ``log_cells`` [n]. The labels must be public: fixed beforehand, or found from what was released, as ``mechanisms.ispe`` does.
+    Xiao et al. 2011 take the cells of a neighbourhood for equal; here they spread around their region's, by as much as the data
+    say, and regions borrow from each other how large and how spread they are. The factor is the exponential of a normal deviation
+    up to 1, and grows linearly from there on, so that a wide spread does not make single cells larger than any other. Sites:
+    ``level`` and ``variation`` (mean and standard deviation of the regions' logarithms), ``means`` [regions], ``spread`` (typical),
+    ``spreads`` [regions], ``deviations`` [n]. The labels must be public: fixed beforehand, or found from what was released, as
+    ``mechanisms.ispe`` does.
 
     Args:
         labels: [n], the number of the region of each cell, from 0 on, none left out; for a release of
@@ -50,6 +52,8 @@ def _model(labels: tuple[int, ...]) -> Callable[[], jax.Array]:
         means = numpyro.sample("means", dist.Normal(level, variation).expand([regions]))
         spread = numpyro.sample("spread", dist.HalfNormal(1.0))
         spreads = numpyro.sample("spreads", dist.LogNormal(0.0, 0.5).expand([regions]))
-        return jnp.exp(numpyro.sample("log_cells", dist.Normal(means[region], (spread * spreads)[region])))
+        deviations = numpyro.sample("deviations", dist.Normal(0.0, (spread * spreads)[region]).expand([region.size]))
+        beyond = jnp.maximum(deviations - 1, 0)
+        return jnp.exp(means[region] + jnp.minimum(deviations, 1)) * (1 + beyond)
 
     return model

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 from numpyro import handlers
 
 import dpinfer as dp
@@ -75,11 +76,21 @@ def test_the_share_of_empty_cells_is_as_it_says():
 
 
 def test_cells_of_a_region_spread_around_its_mean():
-    held = {"level": 3.0, "variation": 1.0, "spread": 0.3}
+    spreads = np.array([1.0, 0.5])
+    held = {"level": 3.0, "variation": 1.0, "spread": 0.3, "spreads": spreads}
     found = drawn(models.region_counts(np.repeat([0, 1], 300)), 400, **held)
-    logs = np.log(np.asarray(found[""])).reshape(400, 2, 300)
-    np.testing.assert_allclose(logs.mean(axis=2), np.asarray(found["means"]), atol=5 * 0.3 * 8 / 300**0.5)
-    np.testing.assert_allclose(logs.std(axis=2), 0.3 * np.asarray(found["spreads"]), rtol=5 * (1 / 600) ** 0.5)
+    cells, means = np.asarray(found[""]).reshape(400, 2, 300), np.asarray(found["means"])
+    logs = np.log(cells) - means[:, :, None]
+    # 0.3 is 3.3 standard deviations below where the factor turns from an exponential to a line: less than a thousandth is beyond.
+    np.testing.assert_allclose(logs.mean(axis=(0, 2)), 0, atol=5 * 0.3 / 120_000**0.5)
+    np.testing.assert_allclose(logs.std(axis=(0, 2)), 0.3 * spreads, rtol=0.01)
+    held = {"level": 0.0, "variation": 1e-9, "spread": 5.0, "spreads": np.ones(1)}
+    wide = np.asarray(drawn(models.region_counts(np.zeros(300, int)), 400, **held)[""])
+    # Exponentials of deviations with a standard deviation of 5 would have a mean of 270,000; cut, by integrating both parts:
+    normal = scipy.stats.norm
+    mean = np.exp(12.5) * normal.cdf(1 / 5 - 5) + np.e * 5 * normal.pdf(1 / 5)
+    assert wide.mean() == pytest.approx(mean, rel=0.02)  # some 1.6 standard deviations of 120,000 cells each: 0.5%
+    assert wide.max() < np.e * 5 * 6
 
 
 def test_labels_must_number_the_regions():

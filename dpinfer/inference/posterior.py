@@ -1,6 +1,7 @@
 """Posteriors of the cells under a numpyro model of one's own."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +130,15 @@ def posterior(
             raise ValueError("model must have a finite density near the noisy values; its latent sites came out as nan.")
         if _checks.is_concrete(start) and not np.isfinite(float(_potential(start, latent=latent))):
             raise ValueError(
-                "model must have a finite log density at its own medians and where its cells are near the noisy values; it is not "
-                "finite there: look for priors that leave their support."
+                "model must have a finite log density at its own medians and where its cells are near the noisy values; it is "
+                "not: look for priors that leave their support."
             )
         run = {"nuts": _by_chains, "svi": _by_fit, "laplace": _at_mode}[method]
         coordinates, sampling = run(latent, start, fit, settings, progress)
         found = _values(start, coordinates.reshape(-1, latent.size), latent=latent, names=names)
         draws = found.pop("dpinfer.cells")
         draws = _exactly(measurement, draws)
+        sampling = replace(sampling, converged=sampling.converged & jnp.isfinite(draws).all())
         if method == "nuts" and _checks.is_concrete(draws):
             sampling = _diagnosed(sampling, draws, found)
         cells = draws.mean(axis=0)
@@ -277,17 +279,13 @@ def _diagnosed(sampling: Sampling, draws: jax.Array, sites: dict[str, jax.Array]
     cells = _chain_statistics(np.asarray(draws), sampling.num_chains)
     others = {name: _chain_statistics(np.asarray(x), sampling.num_chains) for name, x in sites.items()}
     largest = max(float(r_hat.max(initial=1.0)) for r_hat, _ in (cells, *others.values()))
-    return Sampling(
-        sampling.method,
-        sampling.num_chains,
-        sampling.num_draws,
-        sampling.num_steps,
-        bool(sampling.converged) and largest < _ALIKE,
-        *cells,
-        {name: r_hat for name, (r_hat, _) in others.items()},
-        {name: ess for name, (_, ess) in others.items()},
-        sampling.divergences,
-        sampling.accept,
+    return replace(
+        sampling,
+        converged=bool(sampling.converged) and largest < _ALIKE,
+        r_hat=cells[0],
+        ess=cells[1],
+        site_r_hat={name: r_hat for name, (r_hat, _) in others.items()},
+        site_ess={name: ess for name, (_, ess) in others.items()},
     )
 
 
