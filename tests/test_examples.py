@@ -14,6 +14,7 @@ import dpinfer as dp
 
 FOLDER = Path(__file__).parents[1] / "examples"
 OWN_TESTS = (
+    "bayesian_models",
     "branching_errors",
     "count_of_counts",
     "degree_sequences",
@@ -21,6 +22,7 @@ OWN_TESTS = (
     "frontier",
     "learned_budgets",
     "month_and_day",
+    "published_counts",
     "range_candlesticks",
     "range_errors",
     "range_tables",
@@ -411,3 +413,75 @@ def test_budgets_learned_through_simulated_releases(tmp_path):
     # Five standard deviations over other seeds.
     assert found["learned"][1] == pytest.approx(found["optimal"][1], abs=0.015)
     assert numbers[5][0] == pytest.approx(found["learned"][0] / found["optimal"][0], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_published_counts_to_a_posterior(tmp_path):
+    header, names, *rows = re.split(r"\n(?!#)", (FOLDER / "data" / "noisy_departures_2013_07_16.csv").read_text().strip())
+    np.random.default_rng(0).shuffle(rows)
+    (tmp_path / "noisy.csv").write_text("\n".join([header, names, *rows]))
+    lines, numbers = run_small(tmp_path, "published_counts", "--data", "noisy.csv", "--draws", "100", "--chains", "2")
+    assert lines[0].startswith("976 flights in all, exactly; 64 quarter-hours and 16 hours with discrete_laplace noise")
+    chains, draws, r_hat, ess, divergences = numbers[1]
+    assert (chains, draws) == (2, 100)
+    assert 0.99 < r_hat < 1.5
+    assert 2 < ess < 1000
+    assert divergences < 20
+    assert ("not converged" in lines[1]) == (divergences > 0 or r_hat >= 1.05)
+
+    table = np.array(numbers[4:22])
+    hours, peaks = table[:16], table[16:]
+    np.testing.assert_array_equal(table[:, :2], [*((hour, hour + 1) for hour in range(6, 22)), (6, 10), (16, 20)])
+    np.testing.assert_allclose(
+        peaks[:, [2, 3, 4, 7]], [hours[:4, [2, 3, 4, 7]].sum(axis=0), hours[10:14, [2, 3, 4, 7]].sum(axis=0)], atol=0.25
+    )
+    np.testing.assert_allclose(hours[:, [4, 7]].sum(axis=0), 976, atol=0.9)  # 16 numbers of one digit
+
+    def variance(scale):
+        q = np.exp(-1 / scale)
+        return 2 * q / (1 - q) ** 2
+
+    # An hour by itself and by its quarters; the total is known. The mean of both is near to a normal variable.
+    by_hand = 15 / 16 / (1 / variance(10) + 1 / (4 * variance(5)))
+    np.testing.assert_allclose(hours[:, 6] - hours[:, 5], 2 * 1.645 * by_hand**0.5, rtol=0.03)
+    truth = dp.datasets.departures().cells().reshape(365, 24, 4)[196, 6:22].sum(axis=1)  # of the 16th of July
+    for lower, upper in ((5, 6), (8, 9)):  # 90% intervals
+        assert np.mean((hours[:, lower] <= truth) & (truth <= hours[:, upper])) >= 0.75
+    np.testing.assert_allclose(1 - (hours[:, 9] - hours[:, 8]) / (hours[:, 6] - hours[:, 5]), hours[:, 10] / 100, atol=0.02)
+    assert 10 < numbers[22][-1] < 40
+    assert numbers[22][-1] < numbers[23][-1] < 60
+    likely = numbers[24][2::3]
+    assert likely == sorted(likely, reverse=True)
+    assert 50 < sum(likely) <= 101
+    assert lines[25] == "every draw has 976.000 to 976.000 flights in all"
+
+
+@pytest.mark.slow
+def test_bayesian_models_beside_least_squares(tmp_path):
+    options = ["--data-sets", "day", "people", "--side", "40", "--epsilons", "0.01", "--releases", "1"]
+    lines, _ = run_small(tmp_path, "bayesian_models", *options, "--draws", "100", "--chains", "1")
+    assert lines[0].startswith("1 releases. cell: root mean squared error")
+    assert lines[4].split() == ["data", "epsilon", "estimator", "cell", "ranges", "inside", "empty", "length", "s", "r-hat"]
+    rows = [re.split(r" {2,}", line) for line in lines[5:11]]
+    assert [(row[0], row[1].strip()) for row in rows] == [("day", "0.01")] * 3 + [("people", "0.01")] * 3
+    found = {(row[0], row[2]): [np.nan if text == "-" else float(text) for text in row[3:]] for row in rows}
+    models = {"day": "log_gaussian, nuts", "people": "sparse_counts, svi"}
+    q = np.exp(-0.01)
+    for name, size in (("day", 40), ("people", 1600)):
+        error, ranges, inside, empty, length, _, r_hat = found[name, "least squares"]
+        # Of the squares of discrete Laplace noise, whose standard deviations are sqrt(5) times their mean, the root.
+        assert error == pytest.approx((2 * q) ** 0.5 / (1 - q), rel=2 * (5 / size) ** 0.5)
+        assert ranges == 1
+        # 400 cells at most; the shortest whole numbers that hold 90%.
+        assert inside == pytest.approx(0.9, abs=4 * 0.3 / min(size, 400) ** 0.5)
+        assert empty == pytest.approx(0.9, abs=0.2)
+        assert length == 2 * 230
+        assert np.isnan(r_hat)
+        # Most cells are far below the noise: half the mass of non-negative ones is cut off, and a model knows most of the rest.
+        nonnegative, model = found[name, "non-negative"], found[name, models[name]]
+        assert np.isnan(nonnegative[2:5]).all()
+        assert nonnegative[0] < 0.85 * error
+        assert model[0] < 0.7 * error
+        assert 0.3 < model[2] <= 1
+        assert 0 < model[4] < 0.5 * length
+        assert (model[6] > 0.99) if name == "day" else np.isnan(model[6])
