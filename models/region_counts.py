@@ -23,7 +23,7 @@ def region_counts(labels: Any) -> Callable[[], jax.Array]:
     Xiao et al. 2011 take the cells of a neighbourhood for equal; here they spread around their region's, by as much as the data
     say, and regions borrow from each other how large and how spread they are. The factor is the exponential of a normal deviation
     up to 1, and grows linearly from there on, so that a wide spread does not make single cells larger than any other. Sites:
-    ``level`` and ``variation`` (mean and standard deviation of the regions' logarithms), ``means`` [regions], ``spread`` (typical),
+    ``level`` and ``variation`` (mean and standard deviation of the regions' logarithms), ``means`` [regions], ``spread``,
     ``spreads`` [regions], ``deviations`` [n]. The labels must be public: fixed beforehand, or found from what was released, as
     ``mechanisms.ispe`` does.
 
