@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpinfer import _checks
 from dpinfer._pytree import pytree, static
 from dpinfer.inference.estimate import as_floats
 from dpinfer.inference.iterative_estimate import symmetric_solution
@@ -83,10 +84,14 @@ def observed(measurement: Measurement) -> Observed:
         given = stated(measurement)
         spread = np.broadcast_to(np.asarray(measurement.known_stddev), values.shape)
         least = spread[(spread > 0) & np.isfinite(spread)].min(initial=np.inf)
-        widths, allowed = _left_open(given.problem(), least if np.isfinite(least) else 1.0)
+        least = least if np.isfinite(least) else 1.0
+        widths, allowed = _left_open(given.problem(), least)
         rate = rate.at[exact].set(0.0)
+        is_told = jnp.abs(given.rows) @ jnp.asarray(measurement.queries._column_sums(jnp.square(rate), 2)) > 0
+        # Where no cell of a row was measured, its own size is all there is to go by.
+        widths = jnp.where(is_told, widths, jnp.maximum(jnp.abs(values[exact]), least))
         pull = jnp.zeros_like(values).at[exact].set(1 / (_SOFTNESS * widths))
-        allowed = None if bool(np.all(np.asarray(allowed) == 1)) else allowed
+        allowed = None if _checks.is_concrete(allowed) and bool((allowed == 1).all()) else allowed
     constant = _log_peaks(measurement.noise, rate).sum()
     if pull is not None:
         constant = constant + _log_peaks("gaussian", pull).sum()
