@@ -394,8 +394,8 @@ def test_an_inferred_scale_is_as_by_quadrature_whether_the_data_tell_or_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.0, 2.0])
 def test_an_inferred_scale_is_as_by_quadrature_where_the_data_tell_some(noise):
-    # The data do not exclude that the scale is near 0, and the cells with it: a funnel, whose neck chains enter too seldom to tell
-    # how seldom. Hence a hundredth of probability more than their standard errors.
+    # The data do not exclude that the scale is near 0, and the cells with it: a funnel, whose neck chains enter too seldom to
+    # tell how seldom. Hence a hundredth of probability more than their standard errors.
     with_noise(noise, 11, slack=0.01)
 
 
