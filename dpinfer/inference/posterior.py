@@ -78,7 +78,8 @@ def posterior(
         guide: of "svi": "normal" (independent; the default), "low_rank" or "multivariate"; or a function of a model that returns
             a numpyro guide with ``sample_posterior``, such as ``numpyro.infer.autoguide.AutoIAFNormal``.
         num_steps: the most steps of "svi" (5,000; it stops where the loss no longer falls) or of the search for the mode (2,000).
-        learning_rate: of "svi", a number or an optax schedule, in scaled coordinates; left out, a cosine from 0.05 to 0.001.
+        learning_rate: of "svi", a number (0.05 if left out) that is reduced where the loss stalls, or an optax schedule; in
+            scaled coordinates.
         sites: names of the model's sites whose draws are kept; left out, those of fewer numbers than there are cells.
         progress: whether to show a bar on standard error, or a function of (steps done, steps in all); eager only.
 
@@ -125,7 +126,14 @@ def posterior(
         names = _kept(latent, sites)
 
         first, fit = jax.random.split(key)
-        start = started(observed(measurement), solve(stated(measurement)).cells, first, latent=latent, dense=method != "svi")
+        start = started(
+            observed(measurement),
+            solve(stated(measurement)).cells,
+            first,
+            latent=latent,
+            dense=method != "svi",
+            centered=method != "laplace",
+        )
         if _checks.is_concrete(start) and not np.isfinite(np.asarray(start.origin)).all():
             raise ValueError("model must have a finite density near the noisy values; its latent sites came out as nan.")
         if _checks.is_concrete(start) and not np.isfinite(float(_potential(start, latent=latent))):
@@ -229,10 +237,14 @@ def _by_fit(latent: "Latent", start: "Start", key: jax.Array, settings: dict[str
 def _at_mode(latent: "Latent", start: "Start", key: jax.Array, settings: dict[str, Any], progress: Any) -> tuple[Any, Sampling]:
     from dpinfer.inference.posterior_methods.laplace import MAX_SIZE, approximated
 
-    del progress
     if latent.size > MAX_SIZE:
         raise ValueError(f"method='laplace' takes up to {MAX_SIZE} latent numbers, model has {latent.size}: use 'svi' or 'nuts'.")
-    mode, draws = approximated(start, key, latent=latent, **settings)
+    tell = reporter(progress, settings["num_steps"], "steps")
+    try:
+        mode, draws = approximated(start, key, latent=latent, **settings)
+        tell(settings["num_steps"])
+    finally:
+        tell(None)
     return draws, Sampling("laplace", 1, settings["num_draws"], mode.num_steps, mode.converged)
 
 
@@ -260,7 +272,7 @@ def _exactly(measurement: Any, draws: jax.Array) -> jax.Array:
     if not given.exact.shape[0]:
         return draws
     problem = given.problem()
-    moved = jax.jit(corrected)(draws, problem.rows, problem.known, problem.allowed)
+    moved = jax.jit(corrected)(draws, problem.rows, problem.known)
     if _checks.is_concrete(moved):
         known = np.asarray(problem.known)
         missed = np.abs(np.asarray(moved) @ np.asarray(problem.rows).T - known[None, :]).max(axis=0)

@@ -142,7 +142,7 @@ class SampledEstimate:
             raise ValueError(f"domain must have the estimate's {size} cells, got {domain.size}.")
         chains = 1 if self.sampling is None else self.sampling.num_chains
         axes: dict[str, Any] = {"cell": np.arange(size)} if domain is None else {n: a.labels for n, a in domain.axes.items()}
-        if taken := {"chain", "draw", "cells"} & axes.keys():
+        if taken := {"chain", "draw", "cells", *(self.sites or {})} & axes.keys():
             raise ValueError(f"An axis must not be called {', '.join(sorted(taken))}, which is what the Dataset has.")
 
         def by_chain(draws: Any) -> np.ndarray:

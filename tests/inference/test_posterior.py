@@ -29,7 +29,7 @@ posterior: Any = inference.posterior
 # chance.
 K = 5
 # Settings are compiled in, so that most tests share these.
-NUTS = {"target_accept": 0.95, "method": "nuts", "num_chains": 2, "num_warmup": 500, "num_draws": 4000}
+NUTS = {"method": "nuts", "num_chains": 2, "num_warmup": 500, "num_draws": 4000}
 SVI = {"method": "svi", "guide": "multivariate", "num_draws": 8000}
 LAPLACE = {"method": "laplace", "num_draws": 8000}
 FINE = np.arange(0.025, 1, 0.05)
@@ -217,7 +217,7 @@ def of_gamma(values, scale, key, row=(0, 0, 0, 1), count=0):
     exact = Dense(np.array([row, [0, 0, 0, 1]]))
     values, scale = np.append(values, [3.0, 4.0]), np.append(scale, [np.inf, np.inf])
     measurement = dp.Measurement(PAIR, values, "laplace", scale).with_exact(exact, [count, 0])
-    estimate = posterior(measurement, gamma_prior, key=jax.random.key(key), **NUTS, max_tree_depth=7)
+    estimate = posterior(measurement, gamma_prior, key=jax.random.key(key), **NUTS, max_tree_depth=7, target_accept=0.95)
     draws = np.asarray(estimate.draws)
     assert np.isfinite(draws).all()
     np.testing.assert_array_equal(draws[:, 3], 0)
@@ -362,7 +362,7 @@ def unknown_scale():
         return numpyro.sample("cells", dist.Normal(0.0, scale))
 
 
-def with_noise(noise, key, slack=0.0):
+def with_noise(noise, key):
     """Asserts the law of scale and cells. Cells integrate out: values are normal with variance scale^2 + noise^2."""
     truth = np.array([-2.0, 0.4, 1.5, -3.1, 2.6, 0.9, -1.2, 0.3])
     values = truth + noise * np.array([0.7, -1.1, 0.2, 1.6, -0.4, 0.8, -0.9, 0.1])
@@ -373,9 +373,8 @@ def with_noise(noise, key, slack=0.0):
     estimate = posterior(measurement, unknown_scale, key=jax.random.key(key), **NUTS)
     assert set(estimate.sites) == {"scale"}
     assert np.max(estimate.sampling.r_hat) < 1.02
-    # One of a hundred draws: where the scale may be near 0 its law with the cells is a funnel.
-    assert estimate.sampling.divergences <= 80, estimate.sampling.divergences
-    assert_on_grid(estimate.sites["scale"], scale, logs, slack=slack)
+    assert estimate.sampling.divergences <= 8, estimate.sampling.divergences  # one of a thousand draws
+    assert_on_grid(estimate.sites["scale"], scale, logs)
     # Given the scale cells are values shrunken by a share.
     weights = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
     share = scale**2 / variance
@@ -394,9 +393,8 @@ def test_an_inferred_scale_is_as_by_quadrature_whether_the_data_tell_or_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.0, 2.0])
 def test_an_inferred_scale_is_as_by_quadrature_where_the_data_tell_some(noise):
-    # The data do not exclude that the scale is near 0, and the cells with it: a funnel, whose neck chains enter too seldom to
-    # tell how seldom. Hence a hundredth of probability more than their standard errors.
-    with_noise(noise, 11, slack=0.01)
+    # The data do not exclude that the scale is near 0, and the cells with it.
+    with_noise(noise, 11)
 
 
 # --- Where it starts. ---
@@ -672,3 +670,27 @@ def test_exact_counts_hold_inside_jit_where_their_scale_is_known():
     found = np.asarray(draws(jnp.array([12.0, 22, 7, 1, 30, 0])))
     np.testing.assert_allclose(found[:, :2].sum(axis=1), 30, rtol=1e-9)
     np.testing.assert_array_equal(found[:, 3], 0)
+
+
+@pytest.mark.slow
+def test_a_mode_is_not_where_a_scale_and_its_values_vanish():
+    def model():
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        return jnp.exp(numpyro.sample("logs", dist.Normal(1.0, scale).expand([4])))
+
+    values = np.array([3.0, 4, 5, 6])
+    found = posterior(dp.Measurement(Identity(4), values, "laplace", 1.5), model, method="laplace", key=jax.random.key(0))
+    assert found.sampling.converged
+    cells = np.asarray(found.cells)
+    assert np.all(np.diff(cells) > 0.2)  # in the values' order, drawn to each other
+    np.testing.assert_allclose(cells, values, atol=1.5)
+
+
+@pytest.mark.slow
+def test_a_known_total_leaves_cells_that_were_not_measured_their_law():
+    draws, estimate = of_gamma([30, 20, 0, 0], [0.05, 0.05, np.inf, np.inf], 12, [1, 1, 1, 0], 100)
+    np.testing.assert_allclose(draws[:, :2].mean(axis=0), [30, 20], atol=0.1)
+    # The third cell is what the others leave: 50 less noise of the two, each with a standard deviation of at most 0.07.
+    assert draws[:, 2].mean() == pytest.approx(50, abs=0.2)
+    assert draws[:, 2].std() < 0.15
+    assert np.max(estimate.sampling.r_hat) < 1.02

@@ -133,6 +133,8 @@ def latent_of(model: Any, num_cells: int) -> Latent:
                 normals.append((name, tuple(site["value"].shape)))
         if site["type"] == "deterministic" or name in latent:
             recorded.append((name, tuple(site["value"].shape)))
+    if taken := [name for name, _ in normals if decentered(name) in trace]:
+        raise ValueError(f"model must not name a site {decentered(taken[0])!r} beside the normal site {taken[0]!r}: rename it.")
     if not latent:
         raise ValueError("model must have at least one latent site, got none: there is nothing to infer.")
     plain = Latent(model, num_cells, tuple(normals), (), ()).uncentered()

@@ -87,8 +87,9 @@ def observed(measurement: Measurement) -> Observed:
         least = least if np.isfinite(least) else 1.0
         widths, allowed = _left_open(given.problem(), least)
         rate = rate.at[exact].set(0.0)
-        is_told = jnp.abs(given.rows) @ jnp.asarray(measurement.queries._column_sums(jnp.square(rate), 2)) > 0
-        # Where no cell of a row was measured, its own size is all there is to go by.
+        is_open = jnp.asarray(measurement.queries._column_sums(jnp.square(rate), 2)) <= 0
+        is_told = ~((given.rows != 0) & is_open[None, :]).any(axis=1)
+        # Where a cell of a row was not measured, its own size is all there is to go by.
         widths = jnp.where(is_told, widths, jnp.maximum(jnp.abs(values[exact]), least))
         pull = jnp.zeros_like(values).at[exact].set(1 / (_SOFTNESS * widths))
         allowed = None if _checks.is_concrete(allowed) and bool((allowed == 1).all()) else allowed
@@ -143,26 +144,31 @@ def _log_peaks(noise: str, rate: jax.Array) -> jax.Array:
     return jnp.where(rate > 0, peak, 0.0)
 
 
-def corrected(draws: jax.Array, rows: Any, known: Any, allowed: Any) -> jax.Array:
+def corrected(draws: jax.Array, rows: Any, known: Any) -> jax.Array:
     """Draws of the cells, [num_draws, n], moved to where they keep the exact counts: rows @ cells = known.
 
-    Where no draw has a negative cell, each is multiplied by exp(rows' multipliers) (raking, which keeps signs and the
-    proportions of cells that the same counts hold); else cells move in proportion to their variance over the draws.
+    Cells move as they depend on the counts over the draws, by linear regression, which for normal draws is exact (Matheron's
+    rule); where no draw has a negative cell, by factors whose logarithms are in these proportions, which keep signs.
     """
     rows, known = jnp.asarray(rows, draws.dtype), jnp.asarray(known, draws.dtype)
+    mean = draws.mean(axis=0)
+    cells_off = draws - mean[None, :]
+    counts_off = cells_off @ rows.T
+    moves = (cells_off.T @ counts_off) @ jnp.linalg.pinv(counts_off.T @ counts_off, rtol=1e-10, hermitian=True)
+    relative = moves / jnp.where(mean > 0, mean, 1.0)[:, None]
+
+    def raked_by(relative: jax.Array, cells: jax.Array) -> jax.Array:
+        def step(_: Any, amounts: jax.Array) -> jax.Array:
+            raked = cells * jnp.exp(relative @ amounts)
+            change = jnp.linalg.pinv(rows @ (raked[:, None] * relative), rtol=1e-10) @ (known - rows @ raked)
+            return amounts + change / jnp.maximum(1.0, jnp.abs(relative @ change).max())
+
+        return cells * jnp.exp(relative @ jax.lax.fori_loop(0, 20, step, jnp.zeros_like(known)))
 
     def rake(cells: jax.Array) -> jax.Array:
-        def step(_: Any, multipliers: jax.Array) -> jax.Array:
-            raked = cells * jnp.exp(multipliers @ rows)
-            change = jnp.linalg.pinv((rows * raked[None, :]) @ rows.T, rtol=1e-12, hermitian=True) @ (known - rows @ raked)
-            return multipliers + change / jnp.maximum(1.0, jnp.abs(change @ rows).max())
-
-        return cells * jnp.exp(jax.lax.fori_loop(0, 12, step, jnp.zeros_like(known)) @ rows)
-
-    def shift(cells: jax.Array) -> jax.Array:
-        variance = draws.var(axis=0) * jnp.asarray(allowed, draws.dtype)
-        weighted = rows * variance[None, :]
-        return cells + weighted.T @ (jnp.linalg.pinv(weighted @ rows.T, rtol=1e-12, hermitian=True) @ (known - rows @ cells))
+        return raked_by(rows.T, raked_by(relative, cells))  # the second where the first does not come to an end, far in the tails
 
     is_positive = (draws >= 0).all()
-    return jax.lax.map(lambda cells: jax.lax.cond(is_positive, rake, shift, cells), draws)
+    return jax.lax.map(
+        lambda cells: jax.lax.cond(is_positive, rake, lambda cells: cells + moves @ (known - rows @ cells), cells), draws
+    )

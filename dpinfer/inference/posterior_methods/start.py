@@ -19,6 +19,9 @@ _MAX_STEPS = 200
 _ROUNDS = 2
 _PROBES = 32
 _PRIOR_DRAWS = 15
+# How many times what the prior says the data have to say of a value for half of its scale to be kept. Scales that the data let be
+# near 0 are otherwise sampled with a bias, since chains seldom enter where the values have to be near 0 as well.
+_CLEARLY = 10.0
 _FEW = 32
 # Latent numbers up to which the whole curvature is taken: a product with its root is then cheap beside what it saves.
 _MAX_DENSE = 2048
@@ -57,15 +60,16 @@ class Start:
         return latent.potential(self.vector(u), self.centerings, _likelihood(self.observed, smooth)) - self.log_volume
 
 
-@partial(jax.jit, static_argnames=("latent", "dense"))
-def started(observed: Observed, target: Any, key: jax.Array, *, latent: Latent, dense: bool) -> Start:
+@partial(jax.jit, static_argnames=("latent", "dense", "centered"))
+def started(observed: Observed, target: Any, key: jax.Array, *, latent: Latent, dense: bool, centered: bool) -> Start:
     """A start near ``target``, [n]: as likely as a draw, under the prior and given the data, in the coordinates that suit it.
 
     A normal site whose values the data tell keeps its scale in its numbers; where they do not, standard normal numbers are taken
-    and the scale comes after (each in its part: data's information / (data's + prior's)). In the first case a scale that is
-    sampled, too, would have to move with all of the numbers, and in the second they would have to move with it.
+    and the scale comes after (each in its part: data's information / (data's + 10 times the prior's)). In the first case a scale
+    that is sampled, too, would have to move with all of the numbers, and in the second they would have to move with it.
 
-    ``dense`` says whether the coordinates may mix the numbers, by the whole curvature where these are few enough.
+    ``dense`` says whether the coordinates may mix the numbers, by the whole curvature where these are few enough; ``centered``
+    whether numbers may keep their scale, which a mode must not: the density is infinite where values and scales go to 0.
     """
     dense = dense and latent.size <= _MAX_DENSE
     near, typical, rounds = jax.random.split(key, 3)
@@ -74,7 +78,7 @@ def started(observed: Observed, target: Any, key: jax.Array, *, latent: Latent, 
 
     def begun(vector: jax.Array, key: jax.Array) -> Start:
         telling, curving = jax.random.split(key)
-        written = _centered(latent, observed, vector, plain, telling)
+        written = _centered(latent, observed, vector, plain, telling) if centered else plain
         origin = latent.rewritten(vector, plain, written)
         return Start(observed, written, origin, *_spread(latent, observed, origin, written, curving, dense))
 
@@ -178,7 +182,7 @@ def _down(latent: Latent, start: Start, typical: jax.Array, num_steps: jax.Array
 def _centered(latent: Latent, observed: Observed, vector: jax.Array, plain: Centerings, key: jax.Array) -> Centerings:
     """How to write the normal sites, of which ``vector`` has standard normal numbers, whose prior has information 1."""
     told = latent.sites(_information(latent, observed, vector, plain, key))
-    return {name: Centering(told[decentered(name)] / (1 + told[decentered(name)]), plain=True) for name in plain}
+    return {name: Centering(told[decentered(name)] / (_CLEARLY + told[decentered(name)]), plain=True) for name in plain}
 
 
 def _spread(
