@@ -33,7 +33,7 @@ def sparse_counts(n: int) -> Callable[[], jax.Array]:
     Args:
         n: how many cells.
 
-    Cost: O(n) a gradient. "nuts" takes some hundred gradients a draw, since scores near the threshold have two sides.
+    Cost: O(n) a gradient. "nuts" takes hundreds of gradients a draw, since scores near the threshold have two sides.
 
     Reference: Lambert 1992 (zero-inflated counts); Chib 1992 (latent scores below a threshold, the Tobit model).
     """

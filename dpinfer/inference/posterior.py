@@ -56,11 +56,12 @@ def posterior(
 
     The likelihood is added: values = queries @ cells + noise, of any strategy and any of the four laws; discrete laws are
     continued between the whole numbers by their own formulas, since a sampler moves in small steps. Rows of scale 0 (known
-    totals and other invariants, ``Measurement.with_exact``) are conditioned on: sampled as normal observations of a twentieth of
-    the standard deviation that the noise leaves them, after which each draw is moved to where it keeps them, by raking where
-    cells are not negative. Cells of a sum known to be 0 are 0. The model may have observed sites of its own. Names that start
-    with "dpinfer." are reserved: the cells are ``dpinfer.cells``, the likelihood is ``dpinfer.values``, and the vector of all
-    latent sites, shifted and scaled, is ``dpinfer.coordinates`` with the density ``dpinfer.density``.
+    totals and other invariants, ``Measurement.with_exact``) are conditioned on: sampled as normal observations of a twentieth
+    of the standard deviation that the noise leaves them, after which each draw is moved to where it keeps them, as cells
+    depend on the counts over the draws, by factors where none is negative. Cells of a sum known to be 0 are 0. The model may
+    have observed sites of its own. Names that start with "dpinfer." are reserved: the cells are ``dpinfer.cells``, the
+    likelihood is ``dpinfer.values``, and the vector of all latent sites, shifted and scaled, is ``dpinfer.coordinates`` with
+    the density ``dpinfer.density``.
 
     Every method starts where the model's cells are about those of non-negative least squares, in coordinates that the curvature
     there has scaled. What comes out is right under the model: intervals cover on average over cells that are as the prior says.
@@ -68,7 +69,7 @@ def posterior(
     Args:
         measurement: of any strategy; a Release's domain is kept for ``dataset``.
         model: takes no arguments; with continuous latent sites only. The same function object compiles once.
-        method: "nuts" (Markov chains: right in the limit, some 1e3 to 1e5 gradients a chain), "svi" (the nearest law of a
+        method: "nuts" (Markov chains: right in the limit, some 1e4 to 1e6 gradients), "svi" (the nearest law of a
             family: quick, for many cells or many problems; it tends to be too sure) or "laplace" (a normal law at the mode, of up
             to 8,192 latent numbers: quick and rough; kinks of Laplace laws are rounded).
         key: a typed key.
@@ -91,7 +92,8 @@ def posterior(
     minutes, 65,536 by "svi" as well. Runs under jit and vmap (with a key a problem: many fits in one call), where r-hat is left
     out and which scales are 0 must be known.
 
-    Reference: Hoffman and Gelman 2014 (NUTS); Kucukelbir et al. 2017 (automatic guides); Deville and Särndal 1992 (raking).
+    Reference: Hoffman and Gelman 2014 (NUTS); Kucukelbir et al. 2017 (automatic guides); Gorinova, Moore and Hoffman 2020 (how
+    normal sites are written); Deville and Särndal 1992 (moving by factors).
 
     Raises:
         ValueError: if the model is none as above, an argument is wrong or of another method, or the density is not finite where
@@ -272,7 +274,7 @@ def _exactly(measurement: Any, draws: jax.Array) -> jax.Array:
     if not given.exact.shape[0]:
         return draws
     problem = given.problem()
-    moved = jax.jit(corrected)(draws, problem.rows, problem.known)
+    moved = corrected(draws, problem.rows, problem.known)
     if _checks.is_concrete(moved):
         known = np.asarray(problem.known)
         missed = np.abs(np.asarray(moved) @ np.asarray(problem.rows).T - known[None, :]).max(axis=0)

@@ -428,7 +428,6 @@ def test_in_32_bit_a_nearly_flat_prior_leaves_large_values_to_rounding():
         estimate = posterior(dp.Measurement(Identity(4), values, "gaussian", 10.0), flat_prior, key=jax.random.key(13), **NUTS)
         assert estimate.cells.dtype == np.float32
         assert np.isfinite(estimate.draws).all()
-        np.testing.assert_allclose(estimate.cells, values, rtol=1e-3)
         # Numbers of this size are at most 1 apart.
         np.testing.assert_allclose(estimate.cells, values / (1 + 1e-10), atol=2)
         np.testing.assert_allclose(np.std(estimate.draws, axis=0), 10, rtol=0.1)

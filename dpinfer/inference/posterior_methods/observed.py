@@ -144,6 +144,7 @@ def _log_peaks(noise: str, rate: jax.Array) -> jax.Array:
     return jnp.where(rate > 0, peak, 0.0)
 
 
+@jax.jit
 def corrected(draws: jax.Array, rows: Any, known: Any) -> jax.Array:
     """Draws of the cells, [num_draws, n], moved to where they keep the exact counts: rows @ cells = known.
 

@@ -22,6 +22,8 @@ _PRIOR_DRAWS = 15
 # How many times what the prior says the data have to say of a value for half of its scale to be kept. Scales that the data let be
 # near 0 are otherwise sampled with a bias, since chains seldom enter where the values have to be near 0 as well.
 _CLEARLY = 10.0
+# Sites of fewer than the largest one's numbers by this factor stay at their medians while the others are brought near the target:
+# scales among them would grow until hardly any number had to move.
 _FEW = 32
 # Latent numbers up to which the whole curvature is taken: a product with its root is then cheap beside what it saves.
 _MAX_DENSE = 2048
@@ -131,7 +133,6 @@ def _near(latent: Latent, observed: Observed, target: Any, centerings: Centering
     """
     weight = information(observed)
     informed = jnp.maximum((weight > 0).sum(), 1)
-
     first = jnp.asarray(latent.typical(key, centerings), weight.dtype)
     is_positive = (latent.values(first, centerings)[CELLS] > 0).all()
     least = 0.5 / jnp.sqrt(jnp.where(weight > 0, weight, 1.0))
@@ -145,10 +146,10 @@ def _near(latent: Latent, observed: Observed, target: Any, centerings: Centering
         return (weight * jnp.square(aim) * (ratio - 1 - jnp.log(ratio))).sum()
 
     largest = max(prod(shape) for _, shape in latent.shapes)
-    moves = jnp.concatenate([jnp.full(prod(shape), float(_FEW * prod(shape) >= largest)) for _, shape in latent.shapes])
+    moves = jnp.concatenate([jnp.full(prod(shape), _FEW * prod(shape) >= largest) for _, shape in latent.shapes])
 
     def objective(vector: jax.Array) -> jax.Array:
-        vector = jnp.where(moves > 0, vector, jax.lax.stop_gradient(vector))
+        vector = jnp.where(moves, vector, jax.lax.stop_gradient(vector))
         return latent.potential(
             vector,
             centerings,
