@@ -1,4 +1,4 @@
-"""Realised error: estimates against a truth that is known, for studies and demonstrations."""
+"""Realised error and calibration: estimates against a truth that is known, for studies and demonstrations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer.batching import stream_problems
+from dpinfer.calibration import Calibration, SimulatedCoverage, simulate_coverage, simulation_based_calibration
 from dpinfer.inference import least_squares
 from dpinfer.inference.estimate import over_cells
 from dpinfer.measurement import Measurement
@@ -17,6 +18,24 @@ from dpinfer.mechanisms import simulate
 from dpinfer.queries import Boxes, Queries, Ranges
 from dpinfer.queries.base import Array, as_array, namespace
 from dpinfer.scales import float_scale, one_budget
+
+__all__ = [
+    "Calibration",
+    "Candlestick",
+    "SimulatedCoverage",
+    "SimulatedError",
+    "absolute_error",
+    "candlesticks",
+    "coverage",
+    "earth_movers_distance",
+    "ranges_of_size",
+    "relative_error",
+    "simulate_coverage",
+    "simulate_error",
+    "simulation_based_calibration",
+    "squared_error",
+    "squared_error_by_range_size",
+]
 
 
 @final

@@ -8,8 +8,10 @@ import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
+from scipy.stats import binom
 
 if TYPE_CHECKING:
+    from dpinfer.calibration import Calibration
     from dpinfer.demo import Demo
     from dpinfer.evaluation import Candlestick
 
@@ -345,6 +347,36 @@ def rank_figure(
     for axes in (left, right):
         axes.set_xlabel("rank, the smallest first")
         _plain(axes)
+    return figure
+
+
+def rank_histogram_figure(found: Mapping[str, "Calibration"]) -> Figure:
+    """Ranks of the truth among draws from posteriors: a row a study, a panel a quantity, and the range of 99% of bins if all is
+    right.
+
+    Args:
+        found: by the name of the study, what :func:`dpinfer.evaluation.simulation_based_calibration` returned.
+    """
+    columns = max(len(one.ranks) for one in found.values())
+    figure = Figure(figsize=(1.2 + 1.7 * columns, 0.4 + 1.55 * len(found)), layout="constrained")
+    for (title, one), row in zip(found.items(), figure.subplots(len(found), columns, squeeze=False), strict=True):
+        bins = one.num_bins
+        low, high = binom.ppf([0.005, 0.995], one.num_problems, 1 / bins)
+        for axes in row[len(one.ranks) :]:
+            axes.set_axis_off()
+        for quantity, axes in zip(one.ranks, row, strict=False):
+            axes.axhspan(low, high, color="#dddddd", linewidth=0)
+            axes.axhline(one.num_problems / bins, color=GREY, linewidth=0.8)
+            axes.stairs(one.histogram(quantity), fill=True, color=BLUE, alpha=0.6)
+            axes.set_title(quantity, fontsize="small")
+            axes.set_xticks([])
+            axes.set_ylim(0, None)
+            axes.tick_params(labelsize="x-small")
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel(title, fontsize="small")
+    figure.supxlabel(
+        "rank of the truth among draws: the least at the left; grey: 99% of bins of right posteriors", fontsize="small"
+    )
     return figure
 
 
