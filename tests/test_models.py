@@ -1,26 +1,38 @@
 """The numpyro models: their priors as they are described, and what is inferred under them from cells that they drew."""
 
+import itertools
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from numpyro import handlers
 
-import dpinfer as dp
 from dpinfer import models
+from dpinfer.evaluation import simulation_based_calibration
 from dpinfer.inference import posterior
-from dpinfer.queries import Identity
+from dpinfer.models import _laws
+from dpinfer.models.segmented_counts import Segments
+from dpinfer.queries import Identity, Prefix, Tree
 
-N = 24
+N = 12
 MODELS = {
     "log_gaussian": lambda: models.log_gaussian(N),
-    "log_gaussian_grid": lambda: models.log_gaussian((3, 8)),
+    "log_gaussian_grid": lambda: models.log_gaussian((3, 4)),
     "sparse_counts": lambda: models.sparse_counts(N),
-    "region_counts": lambda: models.region_counts(np.repeat([1, 0, 2], 8)),
+    "region_counts": lambda: models.region_counts(np.repeat([1, 0, 2], 4)),
+    "poisson_gamma": lambda: models.poisson_gamma(N),
+    "ordered_counts": lambda: models.ordered_counts(N),
+    "polya_tree": lambda: models.polya_tree(Tree.complete(N, 3)),
+    "count_of_counts": lambda: models.count_of_counts(N),
+    "segmented_counts": lambda: models.segmented_counts(N),
 }
 
 
-def drawn(model, num_draws, **fixed):
+def drawn(model, num_draws, **fixed) -> Any:
     """Sites of draws from the prior, with the cells as ""."""
     held = handlers.condition(model, data=fixed) if fixed else model
 
@@ -104,24 +116,153 @@ def test_labels_must_number_the_regions():
         models.sparse_counts(0)
 
 
+def test_counts_are_poisson_to_the_nearest_whole_number():
+    rates = np.exp(np.linspace(-12, 9, 300))
+    with handlers.trace() as trace, handlers.seed(rng_seed=0):
+        cells = _laws.poisson_counts("roots", jnp.log(rates))
+    law, root = trace["roots"]["fn"], np.asarray(trace["roots"]["value"])
+    np.testing.assert_array_equal(cells, np.maximum(root, 0) ** 2)
+    for k in np.unique(np.geomspace(1, 3e4, 200).astype(int)) - 1:
+        below = scipy.stats.norm.cdf(((k + 0.5) ** 0.5 - np.asarray(law.loc)) / np.asarray(law.scale))
+        np.testing.assert_allclose(below, scipy.stats.poisson.cdf(k, rates), atol=0.031)
+
+
+def test_logarithms_of_gamma_variables():
+    shapes = np.array([0.01, 0.5, 3.0])
+    law = _laws.LogGamma(shapes)
+    for y in np.linspace(-30, 3, 7):
+        np.testing.assert_allclose(law.log_prob(np.full(3, y)), scipy.stats.loggamma.logpdf(y, shapes), rtol=1e-9)
+    mean, variance = _laws.log_gamma_moments(jnp.asarray(shapes))
+    np.testing.assert_allclose(mean, scipy.special.digamma(shapes), atol=1e-5)
+    np.testing.assert_allclose(variance, scipy.special.polygamma(1, shapes), rtol=1e-5)
+    draws = np.asarray(law.sample(jax.random.key(0), (2000,)))
+    for column, shape in enumerate(shapes):
+        assert scipy.stats.kstest(draws[:, column], scipy.stats.loggamma(shape).cdf).pvalue > 1e-3
+
+
+def test_poisson_counts_of_gamma_rates_and_exposures():
+    exposure = np.array([1.0, 10.0, 0.5])
+    model = models.poisson_gamma(3, exposure=exposure)
+    cells = np.asarray(drawn(model, 40_000, mean=20.0, shape=4.0)[""])
+    mean = 20 * exposure
+    variance = mean + mean**2 / 4
+    np.testing.assert_allclose(cells.mean(axis=0), mean, atol=(5 * (variance / 40_000) ** 0.5 + 0.05).max())
+    np.testing.assert_allclose(cells.var(axis=0), variance, rtol=0.06)
+    for bad, text in (([1.0], "one entry for each of the 3 cells"), ([1, 0, 2], "positive and finite"), ([1, np.nan, 2], "nan")):
+        with pytest.raises(ValueError, match=f"exposure must.*{text}"):
+            models.poisson_gamma(3, exposure=bad)
+
+
+def test_shares_down_a_tree_are_about_dirichlet():
+    # A root with a leaf, a chain of two to a leaf, and a node of three leaves; cells in another order.
+    tree = Tree.from_parents([-1, 0, 0, 0, 2, 3, 3, 3], leaf_cells=[4, 0, 2, 3, 1])
+    found = drawn(models.polya_tree(tree), 40_000, total=1000.0, concentration=np.array([8.0, 0.3]))
+    cells = np.asarray(found[""])
+    np.testing.assert_allclose(cells.sum(axis=1), 1000, rtol=1e-9)
+    first, chain, group = cells[:, 4], cells[:, 0], cells[:, [2, 3, 1]].sum(axis=1)
+    # Parameters 8 x 3 x 1/5, 1/5 and 3/5: a normal law of log odds is near a beta law where these are large.
+    near = scipy.stats.dirichlet([4.8, 4.8, 14.4])
+    shares = np.stack([first, chain, group], axis=1) / 1000
+    np.testing.assert_allclose(shares.mean(axis=0), near.mean(), atol=0.005)
+    np.testing.assert_allclose(shares.var(axis=0), near.var(), rtol=0.1)
+    # Below 1 one of the three has most: 0.77 by a Dirichlet law, 1/3 if all had the same.
+    assert 0.7 < (cells[:, [2, 3, 1]].max(axis=1) / group).mean() < 0.85
+    odds = np.asarray(found["splits"])
+    # The first of the root's children against the two others: the moments are exact.
+    assert odds[:, 0].mean() == pytest.approx(scipy.special.digamma(4.8) - scipy.special.digamma(19.2), abs=0.02)
+    assert odds[:, 0].var() == pytest.approx(scipy.special.polygamma(1, 4.8) + scipy.special.polygamma(1, 19.2), rel=0.05)
+    # A chain as deep as it likes has one leaf, which has all.
+    assert np.allclose(drawn(models.polya_tree(Tree.from_parents(np.arange(-1, 99))), 3, total=7.0)[""], 7)
+    with pytest.raises(ValueError, match="tree must be a Tree, got int"):
+        models.polya_tree(3)
+
+
+def test_counts_by_rank_rise_as_lomax_quantiles():
+    n, tail = 11, 0.7
+    found = drawn(models.ordered_counts(n), 200, largest=500.0, tail=tail, clumping=1e9)
+    cells = np.asarray(found[""])
+    heights = np.cumsum(1 / np.arange(n, 0.0, -1))
+    np.testing.assert_allclose(
+        cells, np.broadcast_to(500 * np.expm1(tail * heights) / np.expm1(tail * heights[-1]), cells.shape), rtol=0.01
+    )
+    loose = drawn(models.ordered_counts(n), 20_000, largest=500.0, tail=1e-12, clumping=1.0)
+    cells, odds = np.asarray(loose[""]), np.asarray(loose["splits"])
+    assert (np.diff(cells, axis=1) >= 0).all()
+    np.testing.assert_allclose(cells[:, -1], 500, rtol=1e-9)
+    # Exponential numbers in order: eight of eleven ranks below, three above, whose rises are known.
+    below, above = np.sum(1 / np.arange(11, 3, -1)), np.sum(1 / np.arange(3, 0, -1))
+    assert odds[:, 0].mean() == pytest.approx(np.log(below / above), abs=0.03)
+    assert odds[:, 0].var() == pytest.approx(scipy.special.polygamma(1, 8) + scipy.special.polygamma(1, 3), rel=0.05)
+
+
+def test_group_sizes_have_the_tail_that_they_say():
+    n, tail, offset = 200, 1.3, 2.5
+    held = {"groups": 1e8, "tail": tail, "offset": offset, "bends": np.zeros(9), "deviations": np.zeros(n)}
+    cells = np.asarray(drawn(models.count_of_counts(n), 50, **held)[""]).mean(axis=0)
+    size = np.arange(n)
+    reach = np.exp(
+        scipy.special.gammaln(offset + size) - scipy.special.gammaln(offset)
+        - scipy.special.gammaln(offset + tail + size) + scipy.special.gammaln(offset + tail)
+    )  # fmt: skip
+    np.testing.assert_allclose(cells, 1e8 * reach * tail / (tail + offset + size), rtol=0.01)
+    assert np.log(reach[199] / reach[99]) / np.log(201.5 / 101.5) == pytest.approx(-tail, abs=0.02)
+    # At sizes 0, 1, 3, 7, ... the log odds of ending deviate, elsewhere in between.
+    bent = np.asarray(drawn(models.count_of_counts(n), 50, **(held | {"bends": np.array([0, 0, 1.0, 0, 0, 0, 0, 0, 0])}))[""])
+    share = bent.mean(axis=0) / np.append(1e8, 1e8 - np.cumsum(bent.mean(axis=0))[:-1])
+    odds = np.log(share / (1 - share)) - np.log(tail / (offset + size))
+    np.testing.assert_allclose(odds[:8], [0, 0, np.log2(3) - 1, 1, 3 - np.log2(5), 3 - np.log2(6), 3 - np.log2(7), 0], atol=0.02)
+
+
+def test_segments_are_summed_over_all_segmentations():
+    level, variation, cut, spread, n = 1.0, 2.0, 0.3, 0.1, 4
+    law = Segments(n, level, variation, cut, spread)
+    logs, total, cuts = np.array([1.2, 1.25, -0.5, -0.45]), 0.0, np.zeros(n - 1)
+    normal = scipy.stats.norm.pdf
+    for is_cut in itertools.product([False, True], repeat=n - 1):
+        density = normal(logs[0], level, variation)
+        for before, after, new in zip(logs, logs[1:], is_cut, strict=False):
+            density *= cut * normal(after, level, variation) if new else (1 - cut) * normal(after, before, spread)
+        total, cuts = total + density, cuts + density * np.array(is_cut)
+    assert float(law.log_prob(logs)) == pytest.approx(np.log(total), rel=1e-12)
+    held = {"level": level, "variation": variation, "cut": cut, "spread": spread}
+    np.testing.assert_allclose(drawn(models.segmented_counts(n), 1, **held, logs=logs)["cuts"][0], cuts / total, rtol=1e-9)
+    draws = np.asarray(law.sample(jax.random.key(0), (40_000,)))
+    # Correlated as far as no cut comes between, since every cell is Normal(level, variation) but for the steps.
+    correlation = np.corrcoef(draws.T)
+    np.testing.assert_allclose(correlation[0], 0.7 ** np.arange(n), atol=0.02)
+    assert draws[:, 0].std() == pytest.approx(variation, rel=0.02)
+    steps = np.diff(draws, axis=1)
+    near = [scipy.stats.norm.cdf(0.25, scale=scale) * 2 - 1 for scale in (spread, 8**0.5)]
+    assert (np.abs(steps) < 0.25).mean() == pytest.approx(0.7 * near[0] + 0.3 * near[1], abs=0.01)
+
+
+def of_interest(measurement):
+    """Whether a problem is neither all noise nor beyond any: by its noisy values alone, so that ranks stay uniform."""
+    largest = jnp.abs(measurement.values).max()
+    return (largest > 30) & (largest < 3000)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["log_gaussian", "sparse_counts", "region_counts"])
-def test_of_cells_from_the_prior_the_posterior_errs_less_than_the_noise_and_covers(name):
+@pytest.mark.parametrize(
+    "name", ["count_of_counts", *(name for name in MODELS if name not in ("count_of_counts", "log_gaussian_grid"))]
+)
+def test_posteriors_are_calibrated(name):
+    """A short, fixed part of what examples/calibration.py runs."""
     model = MODELS[name]()
-    held = {
-        "log_gaussian": {"level": 3.0, "amplitude": 1.0, "length": np.array([0.2]), "roughness": 0.1},
-        "sparse_counts": {"level": 0.0, "tail": 2.0, "floor": 1.0},
-        "region_counts": {"level": 3.0, "variation": 1.0, "spread": 0.2},
-    }[name]
-    truth = np.asarray(drawn(model, 6, **held)[""])
-    errors, noises, covered = [], [], []
-    for number, cells in enumerate(truth):
-        noisy = dp.simulate(cells, Identity(N), epsilon=0.1, key=jax.random.key(number))
-        found = posterior(noisy, model, key=jax.random.key(number), num_draws=300, num_chains=2, max_tree_depth=8)
-        errors.append(np.square(found.cells - cells).mean())
-        noises.append(np.square(np.asarray(noisy.values) - cells).mean())
-        lower, upper = found.answer(Identity(N)).interval(0.9)
-        covered.append(((np.asarray(lower) <= cells) & (cells <= np.asarray(upper))).mean())
-    assert np.mean(errors) < 0.6 * np.mean(noises)
-    # Cells of a release err together: by the number of releases, 6, a standard error of at most 0.12.
-    assert np.mean(covered) > 0.9 - 0.2
+    strategy = Prefix(N) if name == "count_of_counts" else Identity(N)
+    found = simulation_based_calibration(
+        strategy,
+        model,
+        lambda measurement, key: posterior(
+            measurement, model, key=key, num_draws=200, num_warmup=200, num_chains=1, max_tree_depth=7
+        ),
+        epsilon=0.3,
+        key=jax.random.key(1),
+        num_problems=40,
+        num_draws=31,
+        accept=of_interest,
+    )
+    assert min(found.p_values.values()) * len(found.ranks) > 1e-3, found.table()
+    for quantity, (share, error) in found.coverage(0.8).items():
+        assert share == pytest.approx(0.8, abs=4 * max(error, 0.063)), quantity
+    assert found.converged.mean() > 0.6
