@@ -52,18 +52,26 @@ class Calibration:
 
     @property
     def num_bins(self) -> int:
-        """Bins of the histograms: as many as divide the ranks evenly and hold ten problems each, at most 16."""
-        most = max(2, min(_MOST_BINS, self.num_problems // _LEAST_COUNT))
-        return max((bins for bins in range(2, most + 1) if (self.num_draws + 1) % bins == 0), default=1)
+        """Bins of the histograms: 16, or so many that some ten problems fall into each, but no more than there are ranks."""
+        return min(self.num_draws + 1, _MOST_BINS, max(2, self.num_problems // _LEAST_COUNT))
+
+    def _bins(self, ranks: np.ndarray) -> np.ndarray:
+        return np.bincount(ranks * self.num_bins // (self.num_draws + 1), minlength=self.num_bins)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """What part of all ranks is in each bin, [num_bins]: the same, if num_bins divides their number."""
+        return self._bins(np.arange(self.num_draws + 1)) / (self.num_draws + 1)
 
     def histogram(self, quantity: str) -> np.ndarray:
         """In how many problems the rank was in each bin, int64 [num_bins]."""
-        return np.bincount(self.ranks[quantity] * self.num_bins // (self.num_draws + 1), minlength=self.num_bins)
+        return self._bins(self.ranks[quantity])
 
     @property
     def p_values(self) -> dict[str, float]:
         """Of a chi-squared test that the ranks are uniform, by quantity. With k quantities, look at k times the least."""
-        return {name: float(scipy.stats.chisquare(self.histogram(name)).pvalue) for name in self.ranks}
+        expected = self.shares * self.num_problems
+        return {name: float(scipy.stats.chisquare(self.histogram(name), expected).pvalue) for name in self.ranks}
 
     def coverage(self, level: Any) -> dict[str, tuple[float, float]]:
         """How often the central interval of the posterior held the truth, by quantity, and its standard error.

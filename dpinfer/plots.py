@@ -360,13 +360,12 @@ def rank_histogram_figure(found: Mapping[str, "Calibration"]) -> Figure:
     columns = max(len(one.ranks) for one in found.values())
     figure = Figure(figsize=(1.2 + 1.7 * columns, 0.4 + 1.55 * len(found)), layout="constrained")
     for (title, one), row in zip(found.items(), figure.subplots(len(found), columns, squeeze=False), strict=True):
-        bins = one.num_bins
-        low, high = binom.ppf([0.005, 0.995], one.num_problems, 1 / bins)
+        low, high = (binom.ppf(tail, one.num_problems, one.shares) for tail in (0.005, 0.995))
         for axes in row[len(one.ranks) :]:
             axes.set_axis_off()
         for quantity, axes in zip(one.ranks, row, strict=False):
-            axes.axhspan(low, high, color="#dddddd", linewidth=0)
-            axes.axhline(one.num_problems / bins, color=GREY, linewidth=0.8)
+            axes.stairs(high, baseline=low, fill=True, color="#dddddd")
+            axes.stairs(one.num_problems * one.shares, baseline=None, color=GREY, linewidth=0.8)
             axes.stairs(one.histogram(quantity), fill=True, color=BLUE, alpha=0.6)
             axes.set_title(quantity, fontsize="small")
             axes.set_xticks([])

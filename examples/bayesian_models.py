@@ -1,19 +1,26 @@
-"""Posteriors under the three models of dpinfer.models beside least squares: error and coverage on real counts.
+"""Posteriors under the models of dpinfer.models beside least squares: error and coverage on real counts.
 
-python examples/bayesian_models.py [--data-sets day month people regions] [--epsilons 0.01 0.1 1] [--releases 3] [--side 12]
+python examples/bayesian_models.py [--data-sets day month people ...] [--epsilons 0.01 0.1 1] [--releases 3] [--side 12]
     [--method nuts] [--draws 500] [--chains 4] [--ranges 1000] [--seed 0] [--output bayesian_models.png]
 
 - day: departures from New York City in a week of July 2013 by the quarter-hour of the day, under ``log_gaussian``;
 - month: those on the 15th of each month of 2013 by month and hour, under ``log_gaussian`` of two axes;
 - people: adults by their age and weekly hours of work, under ``sparse_counts``;
 - regions: the same, measured in two steps as by ``mechanisms.ispe``: the cells with three quarters of epsilon, and with the rest
-  sums over regions that the noisy cells suggest, under ``region_counts`` of these regions.
+  sums over regions that the noisy cells suggest, under ``region_counts`` of these regions;
+- airports: planes that flew from New York City to each of 104 airports in 2013, under ``poisson_gamma``;
+- ranks: the same numbers in order of their size, under ``ordered_counts``;
+- carriers: departures in 2013 by airport and carrier, 35 pairs, measured with those of airports and of all, under ``polya_tree``
+  of this hierarchy;
+- sizes: planes by how often they left, 0 to 95 times, measured by how many left at most so often, under ``count_of_counts``;
+- hours: adults by weekly hours of work, under ``segmented_counts``.
 
-Every release is simulated from a key, so that runs repeat; every epsilon meets the same noise in its own size. No count is as a
-model says: what a model gains or costs is in the numbers, those of empty cells (a night, when nothing leaves) beside those of
-all. Intervals of a posterior are rounded to whole numbers, since a continuous prior has a count k spread over k - 1/2 to
-k + 1/2; those of least squares, which assume nothing, are exact. Ranges are boxes where there are two axes. Where chains would
-take minutes the fit is by "svi", which tends to be too sure; --method nuts asks for chains all the same.
+Non-negative estimates are non-negative least squares; of ranks they are monotone as well. Every release is simulated from a
+key, so that runs repeat; every epsilon meets the same noise in its own size. No count is as a model says: what a model gains
+or costs is in the numbers, those of empty cells (a night, when nothing leaves) beside those of all. Intervals of a posterior
+are rounded to whole numbers, since a continuous prior has a count k spread over k - 1/2 to k + 1/2; those of least squares,
+which assume nothing, are exact. Ranges are boxes where there are two axes. Where chains would take minutes the fit is by
+"svi", which tends to be too sure; --method nuts asks for chains all the same.
 """
 
 import argparse
@@ -32,17 +39,27 @@ from tqdm import tqdm
 
 import dpinfer as dpi
 from dpinfer import models
-from dpinfer.datasets import adult_age_hours, departures
-from dpinfer.inference import grow_regions, nonnegative_least_squares, posterior, smoothed_cells
+from dpinfer.datasets import adult_age_hours, departures, plane_flights, plane_routes
+from dpinfer.inference import grow_regions, isotonic_regression, nonnegative_least_squares, posterior, smoothed_cells
 from dpinfer.plots import COLORS, GREY, MARKERS, save
-from dpinfer.queries import Boxes, Identity, Partition, Ranges
+from dpinfer.queries import Boxes, Identity, Partition, Prefix, Queries, Ranges, Tree
 
 # By data set.
-MODELS = {"day": "log_gaussian", "month": "log_gaussian", "people": "sparse_counts", "regions": "region_counts"}
+MODELS = {
+    "day": "log_gaussian",
+    "month": "log_gaussian",
+    "people": "sparse_counts",
+    "regions": "region_counts",
+    "airports": "poisson_gamma",
+    "ranks": "ordered_counts",
+    "carriers": "polya_tree",
+    "sizes": "count_of_counts",
+    "hours": "segmented_counts",
+}
 LINEAR, NONNEGATIVE = "least squares", "non-negative"
 LEVEL = 0.9
 # Up to so many cells chains take seconds.
-MOST_BY_CHAINS = 100
+MOST_BY_CHAINS = 110
 # Cells whose exact intervals by least squares are worked out, evenly spaced: after regions each takes a law of its own.
 MOST_INTERVALS = 400
 # In two steps: the share of epsilon that the cells get, and which differences join neighbours after five rounds of smoothing, in
@@ -121,6 +138,19 @@ def table(name: str) -> np.ndarray:
     if name in ("people", "regions"):
         people = adult_age_hours()
         return people.cells().reshape(people.domain.shape)[:60, 19:59]  # ages 16 to 75, 20 to 59 hours
+    if name == "hours":
+        people = adult_age_hours()
+        return people.cells().reshape(people.domain.shape).sum(axis=0)
+    if name in ("airports", "ranks"):
+        planes = np.bincount(plane_routes().table["airport"])
+        return np.sort(planes) if name == "ranks" else planes
+    if name in ("carriers", "sizes"):
+        groups = plane_flights()
+        flights = np.bincount(groups.entities["group"], minlength=groups.groups["group"].size)
+        if name == "sizes":
+            return np.bincount(flights)[:96]
+        _, pair = np.unique(groups.groups["region"], return_inverse=True)
+        return np.bincount(pair, flights).astype(np.int64)
     days = np.arange("2013-01-01", "2014-01-01", dtype="datetime64[D]")
     quarters = departures().cells().reshape(days.size, 96)
     if name == "day":
@@ -143,7 +173,7 @@ def measured(name: str, counts: np.ndarray, epsilon: float, options: argparse.Na
             return posterior_fit(posterior(release, model, method=method, key=key, **settings))
 
         title = f"{MODELS[name]}, {method}"
-        ways = {LINEAR: lambda r=release: linear_fit(r), NONNEGATIVE: lambda r=release: nonnegative_fit(r), title: by_model}
+        ways = {LINEAR: lambda r=release: linear_fit(r), NONNEGATIVE: lambda r=release: nonnegative_fit(r, name), title: by_model}
         for way, fit in ways.items():
             found.setdefault(way, []).append(numbers(fit, truth, ranges))
     return {way: Row(*np.transpose(own)) for way, own in found.items()}
@@ -152,8 +182,8 @@ def measured(name: str, counts: np.ndarray, epsilon: float, options: argparse.Na
 def simulated(name: str, counts: np.ndarray, epsilon: float, key: jax.Array) -> tuple[dpi.Measurement, Callable[[], Any]]:
     """A release and the model for it: the same object for the same cells and regions, so that it compiles once."""
     if name != "regions":
-        release = dpi.simulate(counts.reshape(-1), Identity(counts.size), epsilon=epsilon, noise="discrete_laplace", key=key)
-        return release, models.sparse_counts(counts.size) if name == "people" else models.log_gaussian(counts.shape)
+        strategy, model = queries_and_model(name, counts.shape)
+        return dpi.simulate(counts.reshape(-1), strategy, epsilon=epsilon, noise="discrete_laplace", key=key), model
     first, second = jax.random.split(key)
     cells = dpi.simulate(counts.reshape(-1), Identity(counts.size), epsilon=SHARE * epsilon, noise="discrete_laplace", key=first)
     # Only what was released chooses the regions, so that the losses add up.
@@ -164,6 +194,29 @@ def simulated(name: str, counts: np.ndarray, epsilon: float, key: jax.Array) -> 
     return dpi.Measurement.concat([cells, sums]), models.region_counts(labels)
 
 
+def queries_and_model(name: str, shape: tuple[int, ...]) -> tuple[Queries, Callable[[], Any]]:
+    n = int(np.prod(shape))
+    if name == "carriers":
+        tree = hierarchy(n)
+        return tree, models.polya_tree(tree)
+    if name == "sizes":
+        return Prefix(n), models.count_of_counts(n)
+    of_cells = {
+        "people": models.sparse_counts,
+        "airports": models.poisson_gamma,
+        "ranks": models.ordered_counts,
+        "hours": models.segmented_counts,
+    }
+    return Identity(n), of_cells[name](n) if name in of_cells else models.log_gaussian(shape)
+
+
+def hierarchy(n: int) -> Tree:
+    """The city, its airports, and pairs of an airport and a carrier, the first n: public."""
+    airports = plane_flights().hierarchy["level_1"][:n]
+    labels, place = np.unique(airports, return_inverse=True)
+    return Tree.from_parents([-1, *[0] * labels.size, *(1 + place)])
+
+
 def linear_fit(release: dpi.Measurement) -> Fit:
     estimate = dpi.least_squares(release)
     n = release.queries.shape[1]
@@ -171,7 +224,9 @@ def linear_fit(release: dpi.Measurement) -> Fit:
     return Fit(np.asarray(estimate.cells), np.stack([some, *estimate.answer(Ranges(n, some, some + 1)).interval(LEVEL)]))
 
 
-def nonnegative_fit(release: dpi.Measurement) -> Fit:
+def nonnegative_fit(release: dpi.Measurement, name: str) -> Fit:
+    if name == "ranks":
+        return Fit(np.asarray(isotonic_regression(release.values, lower=0.0).values))
     return Fit(np.asarray(nonnegative_least_squares(release).cells))
 
 
@@ -227,7 +282,8 @@ def figure_of(found: Table) -> Figure:
     names, epsilons = dict.fromkeys(name for name, _, _ in found), sorted({epsilon for _, epsilon, _ in found})
     styles = {LINEAR: ":", NONNEGATIVE: "--"}
     for name in names:
-        color, marker = (each[list(MODELS).index(name)] for each in (COLORS, MARKERS))
+        place = list(MODELS).index(name)
+        color, marker = COLORS[place % len(COLORS)], MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]
         for estimator in dict.fromkeys(way for own, _, way in found if own == name):
             rows = [found[name, epsilon, estimator] for epsilon in epsilons]
             linear = [found[name, epsilon, LINEAR] for epsilon in epsilons]

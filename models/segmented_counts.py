@@ -17,15 +17,18 @@ from numpyro.distributions import constraints
 
 from dpinfer import _checks
 
+# Below, cells of a segment would lock: the density grows without bound where they are equal, and chains do not come back.
+_LEAST_SPREAD = 0.05
+
 
 def segmented_counts(n: int) -> Callable[[], jax.Array]:
     """A prior for histograms that are level in parts and jump between them: prices, opening hours, codes in blocks.
 
     Before each cell a new segment starts with probability ``cut``; its first cell's logarithm ~ Normal(level, variation), and
-    within a segment logarithms move from cell to cell by Normal(0, spread). Given the cells the cuts are independent, so that the
-    sum over all 2^(n - 1) segmentations is a product of mixtures, which is what the density of the site ``logs`` [n] is. Sites:
-    ``level``, ``variation``, ``cut``, ``spread`` and, deterministic, ``cuts`` [n - 1]: the probability of a cut before each cell
-    but the first, whose mean over draws is its posterior probability.
+    within a segment logarithms move from cell to cell by Normal(0, spread), spread = 0.05 + ``excess``. Given the cells the cuts
+    are independent, so that the sum over all 2^(n - 1) segmentations is a product of mixtures, which is what the density of the
+    site ``logs`` [n] is. Sites: ``level``, ``variation``, ``cut``, ``excess`` and, deterministic, ``spread`` and ``cuts``
+    [n - 1]: the probability of a cut before each cell but the first, whose mean over draws is its posterior probability.
 
     Use it where segments are few and the strategy is any; for noisy cells ``inference.segmentation_average`` does without
     sampling. Cells are never exactly 0.
@@ -81,7 +84,8 @@ def _model(n: int) -> Callable[[], jax.Array]:
         level = numpyro.sample("level", dist.Normal(2.0, 3.0))
         variation = numpyro.sample("variation", dist.HalfNormal(3.0))
         cut = numpyro.sample("cut", dist.Beta(1.0, 5.0))
-        spread = numpyro.sample("spread", dist.LogNormal(-2.0, 0.7))
+        excess = numpyro.sample("excess", dist.HalfNormal(0.3))
+        spread = numpyro.deterministic("spread", _LEAST_SPREAD + excess)
         law = Segments(n, level, variation, cut, spread)
         logs = numpyro.sample("logs", law)
         goes_on, begins = law.parts(logs)

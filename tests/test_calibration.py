@@ -148,6 +148,10 @@ def test_histograms_and_coverage_by_hand():
     assert table["coverage_75"].tolist() == [0.7]
     with pytest.raises(ValueError, match="level must be between 0 and 1, got 1"):
         found.coverage(1)
+    uneven = Calibration({"x": np.repeat(np.arange(5), 4)}, 4, np.ones(20, dtype=bool))  # five ranks in two bins
+    assert uneven.shares.tolist() == [0.6, 0.4]
+    assert uneven.histogram("x").tolist() == [12, 8]
+    assert uneven.p_values["x"] == pytest.approx(1)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The examples run as a user would run them, from the checkout."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -16,12 +17,14 @@ FOLDER = Path(__file__).parents[1] / "examples"
 OWN_TESTS = (
     "bayesian_models",
     "branching_errors",
+    "calibration",
     "count_of_counts",
     "degree_sequences",
     "few_bins",
     "frontier",
     "learned_budgets",
     "month_and_day",
+    "one_histogram",
     "published_counts",
     "range_candlesticks",
     "range_errors",
@@ -485,3 +488,115 @@ def test_bayesian_models_beside_least_squares(tmp_path):
         assert 0.3 < model[2] <= 1
         assert 0 < model[4] < 0.5 * length
         assert (model[6] > 0.99) if name == "day" else np.isnan(model[6])
+
+
+@pytest.mark.slow
+def test_every_estimator_on_one_page(tmp_path):
+    truth = np.repeat([0, 300, 5, 120], 5)
+    np.save(tmp_path / "steps.npy", np.concatenate([truth, [7] * 5]))
+    names = ["noisy cells", "uniform", "DAWA buckets", "AHP", "sparse_counts"]
+    options = ["--data", "steps.npy", "--cells", "20", "--releases", "30", "--slow-releases", "2", "--ranges", "50"]
+    options += ["--draws", "20", "--chains", "1", "--estimators", *names[1:], "--json", "numbers.json"]
+    lines, _ = run_small(tmp_path, "one_histogram", *options)
+    assert lines[0] == "steps.npy: 20 cells, 2,125 records. Each estimator spends epsilon = 0.1;"
+    assert lines[1].endswith(" 14.14. 30 releases, 2 of slow ones.")
+    report = json.loads((tmp_path / "numbers.json").read_text())
+    found = {entry["name"]: entry for entry in report["estimators"]}
+    assert list(found) == names
+    assert report["verdict"]["failed"] == {}
+    q = np.exp(-0.1)
+    variance = 2 * q / (1 - q) ** 2
+    assert report["noise_stddev"] == pytest.approx(variance**0.5)
+    # 600 squares of discrete Laplace noise, whose standard deviations are sqrt(5) times their mean, and the root.
+    noisy = found["noisy cells"]
+    relative = (5 / 600) ** 0.5 / 2
+    assert noisy["cells"]["mean"] == pytest.approx(variance**0.5, rel=4 * relative)
+    assert noisy["cells"]["standard_error"] == pytest.approx(variance**0.5 * relative, rel=0.6)
+    # The fewest whole numbers that hold 90%, from -23 to 23, hold 1 - 2 q^24 / (1 + q) of it.
+    inside = 1 - 2 * q**24 / (1 + q)
+    assert 0.9 < inside < 0.92
+    assert noisy["width"] == pytest.approx(46, abs=1e-3)
+    assert noisy["cells_inside"]["mean"] == pytest.approx(inside, abs=4 * (inside * (1 - inside) / 600) ** 0.5)
+    # Ranges of one release have errors in common.
+    assert noisy["ranges_inside"]["mean"] > 0.9 - 4 * noisy["ranges_inside"]["standard_error"]
+    # The total's noise in twenty equal parts.
+    assert found["uniform"]["cells"]["mean"] == pytest.approx((truth.var() + variance / 400) ** 0.5, rel=1e-3)
+    for name, entry in found.items():
+        is_slow = name == "sparse_counts"
+        assert entry["releases"] == list(range(2 if is_slow else 30))
+        error, score = (np.array(entry[kind]["by_release"]) for kind in ("cells", "held_out"))
+        assert entry["cells"]["mean"] == pytest.approx(error.mean() ** 0.5)
+        # Squares of the second release's noise in 20 cells, and twice its products with the errors.
+        spread = ((5 * variance**2 + 4 * variance * error.mean()) / 20) ** 0.5
+        assert abs((score - error).mean()) < 4 * spread / error.size**0.5
+        if not is_slow:
+            assert (score - error).std(ddof=1) == pytest.approx(spread, rel=0.6)
+    assert found["AHP"]["cells_inside"] is None
+    assert found["AHP"]["width"] is None
+    assert found["sparse_counts"]["cells"]["mean"] < 1.3 * noisy["cells"]["mean"]
+    assert 0.5 < found["sparse_counts"]["cells_inside"]["mean"] <= 1
+
+    table = {line[2:30].strip(): line[30:].split() for line in lines if "+-" in line and line.startswith("  ")}
+    assert list(table) == names
+    for kind, place in (("cells", 0), ("ranges", 3), ("held_out", 6)):
+        least = min(found, key=lambda name, kind=kind: found[name][kind]["mean"])
+        assert report["verdict"][kind]["least"] == least
+        for name, row in table.items():
+            assert float(row[place]) == pytest.approx(found[name][kind]["mean"], rel=1e-3)
+            assert row[place + 2].endswith("*") == (name == least)
+    for kind, word in (("cells", "error of a cell"), ("ranges", "error of a range"), ("held_out", "held-out score")):
+        assert any(line.startswith(f"Least {word}: {report['verdict'][kind]['least']}. Near it: ") for line in lines)
+    assert "uniform" not in report["verdict"]["cells"]["near"]
+
+
+@pytest.mark.slow
+def test_calibration_of_a_quick_approximation(tmp_path):
+    options = ["--models", "poisson_gamma", "--methods", "laplace", "--cells", "6", "--problems", "40", "--draws", "63"]
+    lines, numbers = run_small(tmp_path, "calibration", *options)
+    assert lines[0].startswith("40 problems of 6 cells at epsilon = 0.3; 63 draws each.")
+    rows = {line.split("  ")[1]: row for line, row in zip(lines, numbers, strict=True) if " +- " in line and len(row) == 5}
+    assert set(rows) == {"a cell", "largest", "likelihood", "mean", "shape", "total"}
+    for p, half, half_error, most, most_error in rows.values():
+        assert 0 <= p <= 1
+        assert half < most
+        assert max(half_error, most_error) < 0.09
+    # Rough as it is: most intervals of cells hold the truth.
+    assert rows["a cell"][3] > 0.7
+    assert lines[-2].startswith("  poisson_gamma, laplace")
+
+
+@pytest.mark.calibration
+def test_every_model_is_calibrated(tmp_path):
+    """The full run, some half an hour on two cores."""
+    lines, _ = run_small(tmp_path, "calibration")
+    start = next(place for place, line in enumerate(lines) if line.startswith("Least p-value"))
+    found = {line.split(",")[0].strip(): line.split()[2:] for line in lines[start + 1 : -1]}
+    assert len(found) == len(dp.models.__all__)
+    for name, (p, converged) in found.items():
+        assert float(p) > 1e-3, name
+        assert float(converged) > 0.8, name
+
+
+def test_the_tables_of_bayesian_models():
+    spec = importlib.util.spec_from_file_location("bayesian_models", FOLDER / "bayesian_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    routes = dp.datasets.plane_routes().table
+    by_name = {name: script.table(name) for name in ("airports", "ranks", "carriers", "sizes", "hours")}
+    assert by_name["airports"].sum() == routes["airport"].size
+    np.testing.assert_array_equal(by_name["ranks"], np.sort(by_name["airports"]))
+    assert by_name["carriers"].sum() == 334_264
+    assert by_name["hours"].sum() == dp.datasets.adult_age_hours().cells().sum()
+    assert by_name["sizes"].size == 96
+    assert by_name["sizes"].sum() < 7945
+    queries, _ = script.queries_and_model("carriers", (35,))
+    answers = queries @ by_name["carriers"]
+    assert answers[0] == 334_264
+    assert answers[1:4].sum() == 334_264  # EWR, JFK, LGA
+    assert answers[3] == by_name["carriers"][22:].sum()
+    for name, counts in by_name.items():
+        queries, model = script.queries_and_model(name, counts.shape)
+        assert queries.shape[1] == counts.size
+        assert callable(model)

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from dpinfer import group_plots, plots
-from dpinfer.evaluation import candlesticks
+from dpinfer.evaluation import Calibration, candlesticks
 
 
 def panels_of(figure: Any) -> list[Any]:
@@ -104,3 +105,23 @@ def test_errors_by_position_are_means_of_neighbouring_groups():
     assert lower.lines[0].get_ydata().tolist() == sizes[::2].tolist()
     few = group_plots.positions_figure(np.array([3, 4]), {"H_c": np.array([0.0, 1.0])}, "two")
     np.testing.assert_array_equal(panels_of(few)[0].lines[0].get_ydata(), [0.0, 1.0])
+
+
+def test_ranks_of_truths_are_histograms_with_the_range_of_right_ones(tmp_path):
+    ranks = np.arange(40) % 8
+    found = {
+        "one": Calibration({"total": ranks, "a cell": np.zeros(40, dtype=np.int64)}, 7, np.ones(40, dtype=bool)),
+        "other": Calibration({"total": ranks}, 7, np.ones(40, dtype=bool)),
+    }
+    figure = plots.rank_histogram_figure(found)
+    total, cell, other, nothing = panels_of(figure)
+    assert [axes.get_title() for axes in (total, cell, other)] == ["total", "a cell", "total"]
+    assert (total.get_ylabel(), other.get_ylabel()) == ("one", "other")
+    assert not nothing.axison
+    band, expected, drawn = (patch.get_data() for patch in total.patches)
+    np.testing.assert_array_equal(drawn.values, [10, 10, 10, 10])
+    np.testing.assert_array_equal(expected.values, drawn.values)
+    np.testing.assert_array_equal(cell.patches[2].get_data().values, [40, 0, 0, 0])
+    ends = scipy.stats.binom.ppf([0.005, 0.995], 40, 1 / 4)
+    np.testing.assert_array_equal(np.stack([band.baseline, band.values]), np.repeat(ends[:, None], 4, axis=1))
+    plots.save(figure, tmp_path / "ranks.png")
