@@ -5,7 +5,7 @@ the columns' lengths the quadratic form G has ones on its diagonal and bounds ke
 and conjugate gradients on the free cells (More and Toraldo 1991): a projected step along the gradient chooses which cells are
 zero, conjugate gradients solve for the others, and a projected line search accepts what lowers the objective, so that it ends
 whatever the strategy. The equations by the method of multipliers, whose penalty begins at ten times the largest eigenvalue of G
-and grows tenfold whenever they did not come nearer fourfold.
+and grows tenfold whenever they are not kept and did not come nearer fourfold.
 Cells whose sum is known to be 0 are 0 and left out beforehand: no multiplier would be large enough for them.
 """
 
@@ -104,10 +104,19 @@ def nonnegative_least_squares(measurement: Measurement | Release) -> Nonnegative
             )
         raise ValueError(
             f"Non-negative least squares did not converge: after {int(estimate.num_steps)} rounds the optimality conditions are "
-            f"missed by {float(estimate.kkt_residual):.1e}. The noise of the rows differs by too much; leave out the least "
-            "precise."
+            f"missed by {float(estimate.kkt_residual):.1e} and exact counts by up to "
+            f"{np.abs(np.asarray(estimate.constraint_residual)).max(initial=0.0):.1e}.{_likely_cause(measurement)}"
         )
     return estimate
+
+
+def _likely_cause(measurement: Measurement) -> str:
+    """What to do about it, where that is known."""
+    stddev = np.asarray(measurement.stddev)
+    stddev = stddev[(stddev > 0) & np.isfinite(stddev)]
+    if stddev.size and (ratio := stddev.max() / stddev.min()) > 1e3:
+        return f" The noise of some rows is {ratio:.0e} times that of others; leave out the least precise."
+    return "" if jnp.result_type(float) == jnp.float64 else " Numbers of 32 bit may be too coarse: dpinfer.enable_x64()."
 
 
 def _impossible(rows: np.ndarray, known: np.ndarray) -> int | None:
@@ -284,12 +293,16 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         return jnp.where(problem.allowed == 1, jnp.where(z > 0, 0.0, gradient / unit), jnp.inf)
 
     if not constraints.shape[0]:
-        z, gradient, kkt, rounds = _bounded(gram, linear, jnp.zeros_like(linear), -linear, unit, good)
+        z, gradient, kkt, rounds = _bounded(gram, lambda z: gram(z) - linear, jnp.zeros_like(linear), -linear, unit, good)
         return z / length, kkt / unit, jnp.zeros((0,), dtype), bounds(z, gradient), rounds
+
+    def far(z: jax.Array, missed: jax.Array) -> jax.Array:
+        """Whether more than rounding is missed: a penalty that grows beyond that leaves nothing but rounding in the gradient."""
+        return (jnp.abs(missed) > good * (jnp.abs(constraints) @ z + jnp.abs(known))).any()
 
     def goes_on(carry: tuple[_State, jax.Array]) -> jax.Array:
         state, turn = carry
-        return ((jnp.abs(state.missed).max() > good * unit) | (state.kkt > good * unit)) & (turn < _MAX_MULTIPLIER_ROUNDS)
+        return (far(state.x, state.missed) | (state.kkt > good * unit)) & (turn < _MAX_MULTIPLIER_ROUNDS)
 
     def turn(carry: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
         state, number = carry
@@ -298,12 +311,16 @@ def _search(problem: Problem) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
         def augmented(z: jax.Array) -> jax.Array:
             return gram(z) + penalty * (constraints.T @ (constraints @ z))
 
-        target = linear + constraints.T @ (penalty * known - state.multipliers)
+        def gradient_at(z: jax.Array) -> jax.Array:
+            # One product with the constraints: what rounding adds is then a combination of their rows, which a step can undo, as
+            # it could not if the large penalties of z and of what is known were multiplied apart.
+            return gram(z) - linear + constraints.T @ (state.multipliers + penalty * (constraints @ z - known))
+
         slope = state.gradient + penalty * (constraints.T @ state.missed)
-        z, gradient, kkt, rounds = _bounded(augmented, target, state.x, slope, unit, good)
+        z, gradient, kkt, rounds = _bounded(augmented, gradient_at, state.x, slope, unit, good)
         missed = jnp.asarray(constraints @ z - known)
         multipliers = jnp.asarray(state.multipliers + penalty * missed)
-        is_slow = jnp.abs(missed).max() > 0.25 * jnp.abs(state.missed).max()
+        is_slow = far(z, missed) & (jnp.abs(missed).max() > 0.25 * jnp.abs(state.missed).max())
         penalty = jnp.where(is_slow, 10 * penalty, penalty)
         return _State(z, gradient, multipliers, kkt, missed, penalty, state.rounds + rounds), number + 1
 
@@ -329,9 +346,15 @@ def _largest_eigenvalue(gram: Callable[[jax.Array], jax.Array], size: int, dtype
 
 
 def _bounded(
-    gram: Callable[[jax.Array], jax.Array], linear: jax.Array, start: jax.Array, slope: jax.Array, unit: jax.Array, good: Any
+    gram: Callable[[jax.Array], jax.Array],
+    gradient_at: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+    slope: jax.Array,
+    unit: jax.Array,
+    good: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The minimiser of z' gram(z) / 2 - linear'z over z >= 0, its gradient, the largest |min(z, gradient)|, and the rounds.
+    """The minimiser over z >= 0 of what has the gradient gradient_at(z) = gram(z) - a constant, its gradient, the largest
+    |min(z, gradient)|, and the rounds.
 
     ``slope`` is the gradient at ``start``. Compiling takes a time for each product with the gram matrix in the text below, so
     that none is written twice: both halves of a round are one text.
@@ -372,14 +395,18 @@ def _bounded(
         def among_free(d: jax.Array) -> jax.Array:
             return jnp.where(free, gram(jnp.where(free, d, 0.0)), 0.0)
 
+        wanted = jnp.where(free, -gradient, 0.0)
+        # No further than ends the search: what is left below is rounding, which no step undoes where columns repeat, and
+        # conjugate gradients that try take steps without bound.
+        enough = jnp.minimum(0.5 * good * unit / jnp.maximum(jnp.linalg.norm(wanted), jnp.finfo(z.dtype).tiny), 1.0)
         direction = symmetric_solution(
             among_free,
-            jnp.where(free, -gradient, 0.0),
-            jnp.where(is_first, 0.0, jnp.clip(residual / unit, 1e-10, 0.1)),
+            wanted,
+            jnp.where(is_first, 0.0, jnp.maximum(jnp.clip(residual / unit, 1e-10, 0.1), enough)),
             max_steps=jnp.where(is_first, 1, MAX_STEPS),
         )
         z = line_search(z, gradient, direction)
-        gradient = gram(z) - linear  # afresh: what is added up has rounding errors of its own
+        gradient = gradient_at(z)  # afresh: what is added up has rounding errors of its own
         residual = violation(z, gradient)
         since = jnp.where(residual < 0.99 * best, 0, since + 1)
         return z, gradient, residual, jnp.minimum(best, residual), since, count + 1

@@ -1,15 +1,17 @@
 """Non-negative least squares against an active-set solver, its own optimality conditions, and the equality it must keep."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize, nnls
+from scipy.optimize import linprog, minimize, nnls
 
 import dpinfer as dp
-from dpinfer.inference import nonnegative_least_squares
+from dpinfer.inference import nonnegative, nonnegative_least_squares
 from dpinfer.queries import AllRange, Dense, Haar, Identity, Kronecker, Partition, Prefix, Ranges, Total, Tree, VStack
 
 STRATEGIES = [
@@ -83,6 +85,48 @@ def test_exact_counts_are_kept(strategy, known):
     )
     assert np.square(matrix @ got - values).sum() <= np.square(matrix @ other.x - values).sum() * (1 + 1e-9) + 1e-9
     np.testing.assert_allclose(got, other.x, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_total_over_cells_that_no_row_tells_apart():
+    starts, sizes = np.array([24, 47, 49, 17, 79, 45, 8, 54]), np.array([53, 45, 43, 26, 11, 39, 46, 31])
+    values = np.array([5722, 4948, 3681, 2260, 668, 3821, 3157, 3204])
+    strategy = Ranges(96, starts, starts + sizes)
+    measurement = dp.Measurement(strategy, values, "discrete_laplace", 200.0).with_exact(Total(96), [6737])
+    estimate = nonnegative_least_squares(measurement)
+    cells = np.asarray(estimate.cells)
+    assert int(estimate.num_steps) < 50
+    assert cells.sum() == pytest.approx(6737, rel=1e-10)
+    gradient = np.asarray(strategy.dense()).T @ (np.asarray(strategy @ cells) - values)
+    # Nothing is won by moving a part of a cell elsewhere.
+    assert gradient.min() >= gradient[cells > 0].max() - 1e-8 * np.abs(gradient).max()
+
+
+@pytest.mark.slow
+def test_repeated_columns_and_several_exact_counts_of_several_sizes():
+    n = 40
+    for seed in (2, 3, 6, 13, 17, 23, 26, 28, 34, 41):
+        rng = np.random.default_rng(seed)
+        starts, stops = np.sort(rng.integers(0, n, (2, 10)), axis=0)
+        rows = ((np.arange(n) >= starts[:, None]) & (np.arange(n) <= stops[:, None]))[:, np.sort(rng.integers(0, n, n))].astype(
+            float
+        )
+        matrix, known = rows[:8], np.concatenate([np.ones((1, n)), rows[8:]])
+        truth = np.where(rng.random(n) < 0.5, 0, rng.poisson(50, n))
+        stddev, totals = 10.0 ** rng.uniform(0, 3, 8), known @ truth * 10.0 ** rng.integers(-3, 4)
+        values = matrix @ truth + 20 * rng.laplace(size=8)
+        estimate = nonnegative_least_squares(
+            dp.Measurement(Dense(matrix), values, "gaussian", stddev).with_exact(Dense(known), totals)
+        )
+        cells = np.asarray(estimate.cells)
+        assert int(estimate.num_steps) < 400
+        np.testing.assert_allclose(known @ cells, totals, rtol=1e-9, atol=1e-9 * totals.max())
+        # The tangent plane is below the objective: no cells that keep the counts are better than the least of it.
+        residual = (matrix @ cells - values) / stddev
+        gradient = matrix.T @ (residual / stddev)
+        unit = np.abs(gradient).max()
+        least = linprog(gradient / unit, A_eq=known, b_eq=known @ cells / cells.max(), bounds=(0, None)).fun
+        assert gradient @ cells - unit * cells.max() * least <= 1e-7 * np.square(values / stddev).sum()
 
 
 @pytest.mark.slow
@@ -193,3 +237,17 @@ def test_exact_counts_beside_cells_of_very_different_precision():
     np.testing.assert_allclose(nonnegative_least_squares(two).cells, [3, 0], atol=1e-3)
     minus = dp.Measurement(Dense([[1, 0], [0, 1]]), [3.0, 3.0], "gaussian", 1.0).with_exact(Dense([[0, -1]]), [0])
     np.testing.assert_allclose(nonnegative_least_squares(minus).cells, [3, 0], atol=1e-9)
+
+
+def test_the_noise_is_blamed_only_where_it_differs(monkeypatch):
+    solve = nonnegative.solve
+    monkeypatch.setattr(nonnegative, "solve", lambda given: replace(solve(given), converged=np.False_))
+    measurement = dp.Measurement(Identity(2), [1.0, 2.0], "gaussian", [1.0, 2.0])
+    with pytest.raises(
+        ValueError, match=r"after \d+ rounds the optimality conditions are missed by .* and exact counts by .*e[+-]\d+\.$"
+    ):
+        nonnegative_least_squares(measurement)
+    with pytest.raises(
+        ValueError, match=r"The noise of some rows is 1e\+04 times that of others; leave out the least precise\.$"
+    ):
+        nonnegative_least_squares(replace(measurement, scale=np.array([1.0, 1e4])))
