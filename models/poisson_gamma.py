@@ -30,6 +30,10 @@ def poisson_gamma(n: int, *, exposure: Any = None) -> Callable[[], jax.Array]:
         n: how many cells.
         exposure: [n], positive and public, such as populations; left out, all 1.
 
+    Measured on planes to each of 104 airports (examples/bayesian_models.py), at epsilon 0.01, 0.1 and 1: root mean squared
+    errors 119, 13.1, 1.25 of a cell (non-negative least squares 125, 13.2, 1.25), .89, .92, .95 inside 90% intervals. Sums of
+    many cells are no better than those of least squares.
+
     Cost: O(n) a gradient.
 
     Reference: Clayton and Kaldor 1987 (rates of regions); Quick 2021 (under differential privacy).

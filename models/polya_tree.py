@@ -33,6 +33,10 @@ def polya_tree(tree: Any) -> Callable[[], jax.Array]:
     Args:
         tree: a ``queries.Tree``, whose leaves are the cells; only its shape is looked at. Chains of single children cost nothing.
 
+    Measured on departures by airport and carrier (examples/bayesian_models.py), at epsilon 0.01, 0.1 and 1: root mean squared
+    errors 315, 32.7, 4.6 of a cell (non-negative least squares 318, 32.3, 3.2), .89, .93, .91 inside 90% intervals; at 1, where
+    small cells lie beside far larger ones that are known to a ten-thousandth, chains did not converge in two of three releases.
+
     Cost: O(nodes log(depth)) a gradient.
 
     Reference: Ferguson 1974, Lavine 1992 (Pólya trees); Aitchison and Shen 1980 (the nearest logistic normal law to a Dirichlet).

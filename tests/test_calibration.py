@@ -1,5 +1,7 @@
 """Ranks and coverage against posteriors and laws that are known exactly."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,12 +42,13 @@ def of_prior(_, key):
 
 
 def calibration(infer, **options):
-    settings = {"rho": 0.02, "key": jax.random.key(3), "num_problems": 800, **options}
+    settings = {"rho": 0.02, "key": jax.random.key(3), "num_problems": 400, **options}
     return simulation_based_calibration(STRATEGY, normal_cells, infer, **settings)
 
 
+@pytest.mark.slow
 def test_exact_posteriors_have_uniform_ranks():
-    found = calibration(drawn(), quantities={"first twice": lambda cells: 2 * cells[0]})
+    found = calibration(drawn(), num_problems=800, quantities={"first twice": lambda cells: 2 * cells[0]})
     assert set(found.ranks) == {"a cell", "total", "largest", "likelihood", "first twice"}
     for name, p in found.p_values.items():
         assert p > 0.01, name
@@ -78,15 +81,16 @@ def test_wrong_posteriors_do_not(wrong):
     bins = found.histogram("total")
     middle = bins[7:9]
     if wrong == "narrow":
-        assert min(bins[0], bins[-1]) > 1.5 * middle.max()
+        assert min(bins[0], bins[-1]) > 1.4 * middle.max()
     elif wrong == "wide":
         assert max(bins[0], bins[-1]) < 0.6 * middle.min()
     else:  # draws too large: hardly any below the truth
         assert bins[0] > 3 * bins[-1]
 
 
+@pytest.mark.slow
 def test_problems_may_be_chosen_by_their_noisy_values():
-    found = calibration(drawn(), num_problems=400, accept=lambda measurement: measurement.values[-1] > 45)
+    found = calibration(drawn(), accept=lambda measurement: measurement.values[-1] > 45)
     assert all(p > 0.01 for p in found.p_values.values())
     with pytest.raises(ValueError, match="accept must keep more problems: of 102400 drawn from model it kept 0, 2 are needed"):
         calibration(drawn(), accept=lambda measurement: jnp.asarray(False), num_problems=2)
@@ -102,6 +106,7 @@ def test_the_same_ranks_compiled_or_not_and_for_any_number_of_cores(monkeypatch)
             np.testing.assert_array_equal(ranks, other[name])
 
 
+@pytest.mark.slow
 def test_ties_are_broken_evenly():
     # Cells that are 0 in half of the problems, and draws that are always 0: where the truth is, any rank is as likely.
     def model():
@@ -117,6 +122,7 @@ def test_ties_are_broken_evenly():
         assert scipy.stats.binomtest(int(count), 400, share).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_sites_of_few_numbers_are_ranked_number_by_number():
     def model():
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -157,7 +163,7 @@ def test_histograms_and_coverage_by_hand():
 @pytest.mark.slow
 def test_intervals_of_least_squares_cover():
     truth = np.array([3, 0, 7, 1])
-    settings = {"epsilon": 0.5, "key": jax.random.key(1), "num_releases": 200, "levels": [0.5, 0.9]}
+    settings: dict[str, Any] = {"epsilon": 0.5, "key": jax.random.key(1), "num_releases": 200, "levels": [0.5, 0.9]}
 
     def infer(measurement, _):
         return dp.least_squares(measurement)
@@ -170,12 +176,15 @@ def test_intervals_of_least_squares_cover():
     exact = dp.least_squares(dp.Measurement(STRATEGY, np.zeros(5), "laplace", np.full(5, 4.0))).answer(MATRIX)
     widths = [float(np.mean(np.asarray(upper) - np.asarray(lower))) for lower, upper in map(exact.interval, (0.5, 0.9))]
     np.testing.assert_allclose(found.width, widths, rtol=1e-9)
-    joint = simulate_coverage(STRATEGY, infer, truth, MATRIX, **settings, joint=True)
-    assert (joint.share > [0.5 - 4 * 0.03, 0.9 - 4 * 0.02]).all()
+    joint = simulate_coverage(STRATEGY, infer, truth, MATRIX, **(settings | {"num_releases": 40}), joint=True)
+    assert (joint.share > [0.5 - 4 * 0.08, 0.9 - 4 * 0.05]).all()  # at least
     assert set(joint.answer_share[:, 0]) == set(joint.share)  # all answers of a release, or none
     assert (joint.width > 1.1 * found.width).all()
-    compiled = simulate_coverage(STRATEGY, infer, truth, MATRIX, **settings, compiled=True)
-    np.testing.assert_allclose(compiled.share, found.share, atol=0.05)  # the same noise, intervals as of normal noise
+    compiled = simulate_coverage(STRATEGY, infer, truth, MATRIX, **(settings | {"num_releases": 40}), compiled=True)
+    # Under jit intervals are those of normal errors.
+    spreads = np.sqrt(np.diag(MATRIX @ np.linalg.inv(MATRIX.T @ MATRIX) @ MATRIX.T)) * 4 * 2**0.5
+    np.testing.assert_allclose(compiled.width, 2 * scipy.stats.norm.ppf([0.75, 0.95]) * spreads.mean(), rtol=1e-6)
+    np.testing.assert_allclose(compiled.share, [0.5, 0.9], atol=4 * 0.06)
 
 
 def test_ends_may_be_rounded_to_whole_numbers():
