@@ -163,12 +163,15 @@ def test_histograms_and_coverage_by_hand():
 @pytest.mark.slow
 def test_intervals_of_least_squares_cover():
     truth = np.array([3, 0, 7, 1])
-    settings: dict[str, Any] = {"epsilon": 0.5, "key": jax.random.key(1), "num_releases": 200, "levels": [0.5, 0.9]}
+
+    def covered(**options):
+        settings: dict[str, Any] = {"num_releases": 40, "levels": [0.5, 0.9], **options}
+        return simulate_coverage(STRATEGY, infer, truth, MATRIX, epsilon=0.5, key=jax.random.key(1), **settings)
 
     def infer(measurement, _):
         return dp.least_squares(measurement)
 
-    found = simulate_coverage(STRATEGY, infer, truth, MATRIX, **settings)
+    found = covered(num_releases=200)
     assert found.answer_share.shape == (2, 5)
     np.testing.assert_allclose(found.share, [0.5, 0.9], atol=4 * found.standard_error.max())
     assert found.standard_error.max() < 0.03
@@ -176,11 +179,11 @@ def test_intervals_of_least_squares_cover():
     exact = dp.least_squares(dp.Measurement(STRATEGY, np.zeros(5), "laplace", np.full(5, 4.0))).answer(MATRIX)
     widths = [float(np.mean(np.asarray(upper) - np.asarray(lower))) for lower, upper in map(exact.interval, (0.5, 0.9))]
     np.testing.assert_allclose(found.width, widths, rtol=1e-9)
-    joint = simulate_coverage(STRATEGY, infer, truth, MATRIX, **(settings | {"num_releases": 40}), joint=True)
+    joint = covered(joint=True)
     assert (joint.share > [0.5 - 4 * 0.08, 0.9 - 4 * 0.05]).all()  # at least
     assert set(joint.answer_share[:, 0]) == set(joint.share)  # all answers of a release, or none
     assert (joint.width > 1.1 * found.width).all()
-    compiled = simulate_coverage(STRATEGY, infer, truth, MATRIX, **(settings | {"num_releases": 40}), compiled=True)
+    compiled = covered(compiled=True)
     # Under jit intervals are those of normal errors.
     spreads = np.sqrt(np.diag(MATRIX @ np.linalg.inv(MATRIX.T @ MATRIX) @ MATRIX.T)) * 4 * 2**0.5
     np.testing.assert_allclose(compiled.width, 2 * scipy.stats.norm.ppf([0.75, 0.95]) * spreads.mean(), rtol=1e-6)
