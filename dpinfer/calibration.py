@@ -10,7 +10,6 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from dpinfer import _checks
 from dpinfer._progress import reporter
@@ -70,8 +69,10 @@ class Calibration:
     @property
     def p_values(self) -> dict[str, float]:
         """Of a chi-squared test that the ranks are uniform, by quantity. With k quantities, look at k times the least."""
+        from scipy.stats import chisquare
+
         expected = self.shares * self.num_problems
-        return {name: float(scipy.stats.chisquare(self.histogram(name), expected).pvalue) for name in self.ranks}
+        return {name: float(chisquare(self.histogram(name), expected).pvalue) for name in self.ranks}
 
     def coverage(self, level: Any) -> dict[str, tuple[float, float]]:
         """How often the central interval of the posterior held the truth, by quantity, and its standard error.
