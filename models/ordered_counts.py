@@ -27,8 +27,8 @@ def ordered_counts(n: int) -> Callable[[], jax.Array]:
     gamma shape ``clumping`` do: below 1 many ranks tie and some jump. Sites: ``largest``, ``tail``, ``clumping``, ``splits``
     [n - 1] (the log odds).
 
-    Use it for intervals: for cells of long runs of equal counts ``inference.unattributed_histogram`` errs about as little, at no
-    cost. Cells come out sorted and not negative.
+    Use it for intervals, and where the noise is large beside the counts; with long runs of equal counts
+    ``inference.unattributed_histogram`` is as good and costs nothing. Cells come out sorted and not negative.
 
     Args:
         n: how many ranks.

@@ -496,7 +496,7 @@ def test_every_estimator_on_one_page(tmp_path):
     np.save(tmp_path / "steps.npy", np.concatenate([truth, [7] * 5]))
     names = ["noisy cells", "uniform", "DAWA buckets", "AHP", "sparse_counts"]
     options = ["--data", "steps.npy", "--cells", "20", "--releases", "30", "--slow-releases", "2", "--ranges", "50"]
-    options += ["--draws", "20", "--chains", "1", "--estimators", *names[1:], "--json", "numbers.json"]
+    options += ["--draws", "100", "--chains", "1", "--estimators", *names[1:], "--json", "numbers.json"]
     lines, _ = run_small(tmp_path, "one_histogram", *options)
     assert lines[0] == "steps.npy: 20 cells, 2,125 records. Each estimator spends epsilon = 0.1;"
     assert lines[1].endswith(" 14.14. 30 releases, 2 of slow ones.")
@@ -533,7 +533,8 @@ def test_every_estimator_on_one_page(tmp_path):
             assert (score - error).std(ddof=1) == pytest.approx(spread, rel=0.6)
     assert found["AHP"]["cells_inside"] is None
     assert found["AHP"]["width"] is None
-    assert found["sparse_counts"]["cells"]["mean"] < 1.3 * noisy["cells"]["mean"]
+    # A posterior from a hundred draws, in two releases.
+    assert found["sparse_counts"]["cells"]["mean"] < noisy["cells"]["mean"]
     assert 0.5 < found["sparse_counts"]["cells_inside"]["mean"] <= 1
 
     table = {line[2:30].strip(): line[30:].split() for line in lines if "+-" in line and line.startswith("  ")}
