@@ -31,7 +31,7 @@ def poisson_counts(name: str, log_rate: jax.Array) -> jax.Array:
 def log_gamma_moments(shape: Any) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of the logarithm of a gamma variable of rate 1: the digamma and trigamma functions, to 1e-5.
 
-    Jax's own, by Hurwitz's zeta function, make up half of the time that a model with them takes to compile.
+    Jax's own go by Hurwitz's zeta function, whose derivatives take long to compile.
     """
     steps = [jnp.asarray(shape) + i for i in range(4)]
     z = steps[-1] + 1
