@@ -1,0 +1,91 @@
+"""Sums over any set of nodes, with their variances, in one sweep up the tree.
+
+A sum f = sum_v f_v'x_v reaches the parent of some nodes as e = J sum_c V_c h_c, h = f + e, and what the sum's variance does not
+owe to the parent is sum_c h_c'V_c h_c - g'J g with g = sum_c V_c h_c. At the top h'P h is added. Only nodes that the sum touches,
+and those above them, are visited.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dpinfer.spine.classes import Classes
+from dpinfer.spine.passes import Belief, Below, add_up, by_kind
+
+
+class Terms(NamedTuple):
+    """Coefficients at nodes of one level: which sum, which node, and what it is multiplied by.
+
+    Attributes:
+        sums: [t], numbers of sums.
+        nodes: [t], places in the level.
+        factors: [t, rows, columns].
+    """
+
+    sums: np.ndarray
+    nodes: np.ndarray
+    factors: np.ndarray
+
+
+@dataclass(frozen=True)
+class Form:
+    """What coefficients look like: how class matrices multiply them, and how two of them make a variance."""
+
+    times: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+    pair: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    shape: tuple[int, ...]
+
+
+def by_cell(classes: Classes) -> Form:
+    """Coefficients of every cell, [t, dense, columns]; a variance is a number."""
+
+    def pair(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.einsum("tij,tij->t", left, right)
+
+    return Form(lambda m, k, x: by_kind(classes, m, k, x), pair, (classes.num_dense, classes.num_columns))
+
+
+def by_node(classes: Classes) -> Form:
+    """One coefficient for all cells of a node, as a class matrix [t, classes, dense * dense]; so is a variance."""
+    square = (classes.num_classes, classes.num_dense, classes.num_dense)
+
+    def times(matrices: np.ndarray, kind: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return (matrices[kind] @ x.reshape(-1, *square)).reshape(x.shape)
+
+    def pair(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.swapaxes(left.reshape(-1, *square), -1, -2) @ right.reshape(-1, *square)
+
+    return Form(times, pair, (classes.num_classes, classes.num_dense**2))
+
+
+def merge(left: Terms, right: Terms) -> Terms:
+    """Both, added up where they meet."""
+    sums, nodes = (np.concatenate([getattr(left, name), getattr(right, name)]) for name in ("sums", "nodes"))
+    factors = np.concatenate([left.factors, right.factors])
+    pairs, place = np.unique(np.stack([sums, nodes]), axis=1, return_inverse=True)
+    return Terms(pairs[0], pairs[1], add_up(factors, place, pairs.shape[1]))
+
+
+def rise(form: Form, terms: Terms, parent: np.ndarray, belief: Belief, below: Below, num_sums: int) -> tuple[Terms, np.ndarray]:
+    """What terms at a level mean for the level above, and the variance that they have of their own, [num_sums, ...]."""
+    parents = parent[terms.nodes]
+    families, place = np.unique(np.stack([terms.sums, parents]), axis=1, return_inverse=True)
+    is_only = below.families[families[1]] == 1
+    moved = form.times(belief.variance, belief.kind[terms.nodes], terms.factors)
+    own = form.pair(terms.factors, moved)
+    gathered = add_up(moved, place, families.shape[1])
+    passed = form.times(below.matrix, families[1], gathered)
+    spent = form.pair(gathered, passed)
+    own[is_only[place]] = 0.0
+    spent[is_only] = 0.0
+    passed[is_only] = add_up(terms.factors, place, families.shape[1])[is_only]
+    variance = add_up(own, terms.sums, num_sums) - add_up(spent, families[0], num_sums)
+    return Terms(families[0], families[1], passed), variance
+
+
+def at_the_top(form: Form, terms: Terms, covariance: np.ndarray, num_sums: int) -> np.ndarray:
+    """The variance that terms at the top have, [num_sums, ...]."""
+    moved = form.times(covariance, terms.nodes, terms.factors)
+    return add_up(form.pair(terms.factors, moved), terms.sums, num_sums)
