@@ -1,4 +1,4 @@
-"""The command line: ``dpinfer demo | plan | measure | infer | answer | inspect``.
+"""The command line: ``dpinfer demo | plan | measure | infer | answer | inspect | spine``.
 
 Only ``measure`` reads private records; what it prints is the release's public side. Exit codes: 0 done, 1 the input was not
 what it should be (a message on standard error says what to do), 2 the command was mistyped.
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from dpinfer import cli_groups
+from dpinfer import cli_groups, cli_spine
 from dpinfer._terminal import budget_of, busy, errors, number, print_table, refuse_overwriting
 
 _EXTRA = ("typer", "rich", "matplotlib", "duckdb")
@@ -29,6 +29,7 @@ def _application() -> Any:
     import typer
 
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.add_typer(cli_spine.application(), name="spine")
     release_file = typer.Argument(..., help="A release written by dpinfer measure or Release.save.")
     level_option = typer.Option(0.95, help="Level of the intervals.")
     json_option = typer.Option(False, "--json", help="Print JSON for programs instead of a table.")

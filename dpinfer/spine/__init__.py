@@ -3,7 +3,11 @@
 from dpinfer.spine.areas import AreaAnswers, Areas
 from dpinfer.spine.certificate import Certificate
 from dpinfer.spine.classes import Classes
+from dpinfer.spine.product import Product, Units, product_levels
+from dpinfer.spine.product_estimate import ProductEstimate, prepare_messages, product_least_squares
 from dpinfer.spine.schema import Query, Schema, pl94_persons, pl94_units
+from dpinfer.spine.synthetic import Truth, write_product
+from dpinfer.spine.tables import default_queries, level_named, write_tables
 from dpinfer.spine.tree import Measured, TreeEstimate, Zeros, tree_least_squares
 
 __all__ = [
@@ -12,11 +16,22 @@ __all__ = [
     "Certificate",
     "Classes",
     "Measured",
+    "Product",
+    "ProductEstimate",
     "Query",
     "Schema",
     "TreeEstimate",
+    "Truth",
+    "Units",
     "Zeros",
+    "default_queries",
+    "level_named",
     "pl94_persons",
     "pl94_units",
+    "prepare_messages",
+    "product_least_squares",
+    "product_levels",
     "tree_least_squares",
+    "write_product",
+    "write_tables",
 ]

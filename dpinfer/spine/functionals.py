@@ -5,7 +5,7 @@ owe to the parent is sum_c h_c'V_c h_c - g'J g with g = sum_c V_c h_c. At the to
 and those above them, are visited.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,21 +68,63 @@ def merge(left: Terms, right: Terms) -> Terms:
     return Terms(pairs[0], pairs[1], add_up(factors, place, pairs.shape[1]))
 
 
+class Family(NamedTuple):
+    """Terms of some children of parents.
+
+    Attributes:
+        sums, parents: [t].
+        gathered: [t, rows, columns], the sum of V h.
+        passed: [t, rows, columns], the sum of h of only children.
+        variance: [t, ...], the sum of h'V h of all others.
+    """
+
+    sums: np.ndarray
+    parents: np.ndarray
+    gathered: np.ndarray
+    passed: np.ndarray
+    variance: np.ndarray
+
+
+def lift(
+    form: Form,
+    sums: np.ndarray,
+    parents: np.ndarray,
+    is_only: np.ndarray,
+    variance: np.ndarray,
+    kind: np.ndarray,
+    factors: np.ndarray,
+) -> Family:
+    """Terms at some nodes, with their parents, V by kinds, and whether they are only children, by families."""
+    moved = form.times(variance, kind, factors)
+    own = form.pair(factors, moved)
+    own[is_only], moved[is_only] = 0.0, 0.0
+    return _by_family(sums, parents, moved, np.where(is_only[:, None, None], factors, 0.0), own)
+
+
+def _by_family(sums: np.ndarray, parents: np.ndarray, gathered: np.ndarray, passed: np.ndarray, variance: np.ndarray) -> Family:
+    pairs, place = np.unique(np.stack([sums, parents]), axis=1, return_inverse=True)
+    size = pairs.shape[1]
+    return Family(pairs[0], pairs[1], *(add_up(x, place, size) for x in (gathered, passed, variance)))
+
+
+def gathered(parts: Sequence[Family]) -> Family:
+    """Families of several sets of nodes as one; those that come more than once are added up."""
+    return _by_family(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))
+
+
+def close(form: Form, family: Family, below: Below, num_sums: int) -> tuple[Terms, np.ndarray]:
+    """What families mean for their parents, and the variance that they have of their own, [num_sums, ...]."""
+    passed = form.times(below.matrix, family.parents, family.gathered)
+    own = family.variance - form.pair(family.gathered, passed)
+    return Terms(family.sums, family.parents, passed + family.passed), add_up(own, family.sums, num_sums)
+
+
 def rise(form: Form, terms: Terms, parent: np.ndarray, belief: Belief, below: Below, num_sums: int) -> tuple[Terms, np.ndarray]:
     """What terms at a level mean for the level above, and the variance that they have of their own, [num_sums, ...]."""
     parents = parent[terms.nodes]
-    families, place = np.unique(np.stack([terms.sums, parents]), axis=1, return_inverse=True)
-    is_only = below.families[families[1]] == 1
-    moved = form.times(belief.variance, belief.kind[terms.nodes], terms.factors)
-    own = form.pair(terms.factors, moved)
-    gathered = add_up(moved, place, families.shape[1])
-    passed = form.times(below.matrix, families[1], gathered)
-    spent = form.pair(gathered, passed)
-    own[is_only[place]] = 0.0
-    spent[is_only] = 0.0
-    passed[is_only] = add_up(terms.factors, place, families.shape[1])[is_only]
-    variance = add_up(own, terms.sums, num_sums) - add_up(spent, families[0], num_sums)
-    return Terms(families[0], families[1], passed), variance
+    is_only = below.families[parents] == 1
+    family = lift(form, terms.sums, parents, is_only, belief.variance, belief.kind[terms.nodes], terms.factors)
+    return close(form, family, below, num_sums)
 
 
 def at_the_top(form: Form, terms: Terms, covariance: np.ndarray, num_sums: int) -> np.ndarray:

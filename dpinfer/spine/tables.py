@@ -1,0 +1,123 @@
+"""Tables of a product's units as Parquet or CSV files, written some units at a time."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpinfer import _checks
+from dpinfer._progress import reporter
+from dpinfer.spine.areas import Areas
+from dpinfer.spine.product_estimate import ProductEstimate
+from dpinfer.spine.schema import Query, Schema
+
+# What the published tables P1 to P5 count: race, Hispanic origin by race, both of adults, group quarters.
+PL94_TABLES = ("total", "cenrace", "hispanic * cenrace", "voting * cenrace", "voting * hispanic * cenrace", "hhgq")
+_FORMATS = {".parquet": "(FORMAT parquet, COMPRESSION zstd)", ".csv": "(FORMAT csv, HEADER)"}
+# Rows that are made at a time, in memory.
+_ROWS = 400_000
+
+
+def default_queries(estimate: ProductEstimate) -> list[Query]:
+    """What the redistricting tables count; of other schemas, what was measured."""
+    schema = estimate.product.schema
+    if "voting" in schema.recodes and {"hispanic", "cenrace", "hhgq"} <= set(schema.names):
+        return [schema.query(name) for name in PL94_TABLES]
+    return list({query.groups: query for query in estimate.product.queries}.values())
+
+
+def write_tables(
+    estimate: ProductEstimate,
+    path: str | os.PathLike[str],
+    levels: Sequence[str],
+    queries: Iterable[Query | str] | None = None,
+    *,
+    level: float = 0.95,
+    progress: bool | Callable[[int, int], None] = False,
+) -> int:
+    """Write estimates, standard deviations and intervals of all units of some levels; how many rows there are.
+
+    A row an answer: level, geocode, query, the label of each attribute ("*" for its total), value, stddev, lower, upper. The file
+    appears whole or not at all; an older one of that name is replaced.
+
+    Args:
+        estimate: of a product.
+        path: a name that ends in .parquet or .csv.
+        levels: names of levels.
+        queries: queries or their names; those of the redistricting tables by default.
+        level: of the intervals, each by itself.
+        progress: True for a bar, or a function of (units done, units in all).
+
+    Raises:
+        ValueError: if a name is not known, or the file is of another kind.
+    """
+    import duckdb
+
+    target = Path(path)
+    if target.suffix not in _FORMATS:
+        raise ValueError(f"path must end in {' or '.join(_FORMATS)}, got {os.fspath(path)!r}.")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level!r}.")
+    depths = [estimate.product.depth(name) for name in levels]
+    schema = estimate.product.schema
+    wanted = default_queries(estimate) if queries is None else [_query(schema, query) for query in queries]
+    if not wanted or not levels:
+        raise ValueError("levels and queries must name at least one each.")
+    at_once = max(1, _ROWS // sum(query.size for query in wanted))
+    tell = reporter(progress, sum(len(estimate.product.units[depth]) for depth in depths), "units")
+    # Beside the target, so that the last step is a renaming.
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    rows = 0
+    try:
+        with duckdb.connect() as connection:
+            connection.execute("SET enable_progress_bar = false")
+            for name in levels:
+                for areas in estimate.iterate(name):
+                    for start in range(0, len(areas), at_once):
+                        part = _part(areas, start, at_once)
+                        columns = _columns(part, name, wanted, level)
+                        rows += len(columns["value"])
+                        connection.execute(f"COPY (SELECT * FROM columns) TO '{_quoted(folder / f'{rows:012d}.parquet')}'")
+                        tell(len(part))
+            whole = folder / f"whole{target.suffix}"
+            parts = _quoted(folder / "*[0-9].parquet")
+            connection.execute(f"COPY (SELECT * FROM read_parquet('{parts}')) TO '{_quoted(whole)}' {_FORMATS[target.suffix]}")
+        os.replace(whole, target)
+    finally:
+        tell(None)
+        shutil.rmtree(folder)
+    return rows
+
+
+def _part(areas: Areas, start: int, size: int) -> Areas:
+    rows = slice(start, start + size)
+    return Areas(areas.names[rows], areas.classes, areas.mean[rows], areas.covariance[rows])
+
+
+def _columns(areas: Areas, name: str, queries: Sequence[Query], level: float) -> dict[str, np.ndarray]:
+    table = areas.table(queries, level)
+    text = {"level": np.repeat([name], len(table["value"])), "geocode": table.pop("area")}
+    return {key: x.astype(object) if x.dtype.kind == "U" else x for key, x in (text | table).items()}
+
+
+def _query(schema: Schema, query: Query | str) -> Query:
+    return schema.query(query) if isinstance(query, str) else query
+
+
+def _quoted(path: Path) -> str:
+    return os.fspath(path).replace("'", "''")
+
+
+def level_named(estimate_levels: Sequence[str], name: str) -> str:
+    """The level that a name means, whatever its case, spaces for underscores.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
+    known = {level.lower(): level for level in estimate_levels}
+    _checks.choice("level", wanted, list(known))
+    return known[wanted]
