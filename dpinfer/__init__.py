@@ -19,6 +19,7 @@ from dpinfer import (
     methods,
     noise,
     queries,
+    spine,
     testing,
     workloads,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "noise",
     "queries",
     "simulate",
+    "spine",
     "stream_problems",
     "testing",
     "workloads",

@@ -118,8 +118,10 @@ def _infer(
     import numpy as np
 
     from dpinfer import spine
+    from dpinfer.spine.tables import table_format
 
     refuse_overwriting(output, force)
+    table_format(output)
     levels = [spine.level_named(product.level_names, name) for name in _names(level)]
     asked = None if not queries else [product.schema.query(query) for query in queries]
     begun, shows = time.perf_counter(), sys.stderr.isatty()

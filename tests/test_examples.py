@@ -18,6 +18,7 @@ OWN_TESTS = (
     "bayesian_models",
     "branching_errors",
     "calibration",
+    "census_budgets",
     "count_of_counts",
     "degree_sequences",
     "few_bins",
@@ -43,6 +44,22 @@ def test_example(path, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_budgets_of_the_redistricting_data(tmp_path):
+    command = [sys.executable, FOLDER / "census_budgets.py", "--blocks", "2000", "--tolerance", "0.01"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "areas by level, US to block: 1, 2, 2, 28, 80, 2,000; 2,016 cells in each"
+    wanted, others = lines.index("wanted"), lines.index("others")
+    ratios = [[float(line.split()[-1]) for line in lines[a + 1 : b]] for a, b in ((wanted, others), (others, others + 11))]
+    assert (len(ratios[0]), len(ratios[1])) == (6, 10)
+    assert max(max(some) for some in ratios) <= 1.415  # every query keeps half of its share
+    mean, least = map(float, re.findall(r"\d\.\d{4}", lines[others + 11]))
+    assert 0.99 * mean < least <= mean < 0.6
+    assert sum(float(line[27:39]) for line in lines[-6:]) == pytest.approx(100, abs=0.4)
 
 
 @pytest.mark.slow

@@ -1,6 +1,14 @@
 """Noisy counts of a census-size geography: exact least squares over a tree whose nodes hold many cells each."""
 
 from dpinfer.spine.areas import AreaAnswers, Areas
+from dpinfer.spine.budgets import (
+    LearnedShares,
+    TreeShape,
+    mean_table_variances,
+    optimize_shares,
+    query_precisions,
+    table_variances,
+)
 from dpinfer.spine.certificate import Certificate
 from dpinfer.spine.classes import Classes
 from dpinfer.spine.product import Product, Units, product_levels
@@ -15,22 +23,28 @@ __all__ = [
     "Areas",
     "Certificate",
     "Classes",
+    "LearnedShares",
     "Measured",
     "Product",
     "ProductEstimate",
     "Query",
     "Schema",
     "TreeEstimate",
+    "TreeShape",
     "Truth",
     "Units",
     "Zeros",
     "default_queries",
     "level_named",
+    "mean_table_variances",
+    "optimize_shares",
     "pl94_persons",
     "pl94_units",
     "prepare_messages",
     "product_least_squares",
     "product_levels",
+    "query_precisions",
+    "table_variances",
     "tree_least_squares",
     "write_product",
     "write_tables",

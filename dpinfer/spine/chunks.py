@@ -97,12 +97,17 @@ def _descendants(product: Product, cut: int) -> list[np.ndarray]:
 
 
 class Groups(NamedTuple):
-    """Units of the lowest level by parent, variances and zeros: the group of each unit, and of each group what it has."""
+    """Units of the lowest level by parent, variances and zeros.
+
+    Attributes:
+        group: of each unit.
+        parent, example, times: of each group its parent, one of its units, and how many it has.
+    """
 
     group: np.ndarray
     parent: np.ndarray
     example: np.ndarray
-    count: np.ndarray
+    times: np.ndarray
 
 
 def _leaf_groups(product: Product, start: int = 0, stop: int | None = None) -> Groups:
@@ -181,7 +186,7 @@ class Chunk:
             np.arange(len(groups.parent)),
             rows,
             units.is_zero[groups.example],
-            count=groups.count,
+            count=groups.times,
             names=_Names(units.codes[groups.example]),
         )
 

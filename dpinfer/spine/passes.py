@@ -13,7 +13,7 @@ singular matrix. Downwards, with u = J x - j and W = J - J P J of the parent,
 Inverses are taken within supports. Generalised least squares over such trees: Cumings-Menon (2024, arXiv 2404.13164).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,6 +73,21 @@ class Below(NamedTuple):
     measured: np.ndarray
     families: np.ndarray
     offset: np.ndarray | None
+
+
+def join(parts: Sequence[Below]) -> Below:
+    """What is said of several runs of nodes as one."""
+    offset = None
+    if any(part.offset is not None for part in parts):
+        offset = np.concatenate([np.zeros(part.vector.shape) if part.offset is None else part.offset for part in parts])
+    return Below(
+        np.concatenate([part.matrix for part in parts]),
+        np.concatenate([part.vector for part in parts]),
+        np.concatenate([part.support for part in parts]),
+        np.concatenate([part.measured for part in parts]),
+        np.concatenate([part.families for part in parts]),
+        offset,
+    )
 
 
 class Belief(NamedTuple):

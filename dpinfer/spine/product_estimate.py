@@ -14,7 +14,7 @@ from dpinfer.spine.areas import AreaAnswers, Areas
 from dpinfer.spine.certificate import Certificate, Walk
 from dpinfer.spine.chunks import Chunk, fingerprint, load_message, make_plan, message_path, save_message, whole_level
 from dpinfer.spine.functionals import Form, Terms
-from dpinfer.spine.passes import Below, Estimate
+from dpinfer.spine.passes import Below, Estimate, join
 from dpinfer.spine.product import Product
 from dpinfer.spine.supports import Supports
 from dpinfer.spine.tree import down, up
@@ -45,6 +45,8 @@ class ProductEstimate:
         wanted = [chunk for chunk in self._chunks if under is None or codes[chunk.cut.start].decode().startswith(tuple(under))]
         if under is not None and not wanted:
             raise ValueError(f"under must be beginnings of the codes of units at {self.cut}, got {', '.join(under)}.")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         tell = reporter(progress, sum(map(len, wanted)), self.product.units[-1].name)
         found: list[Below | None] = []
         try:
@@ -70,7 +72,7 @@ class ProductEstimate:
             whole_level(self.product, self._supports, depth, (0, len(self.product.units[depth])), 0)
             for depth in range(self._plan.cut + 1)
         ]
-        below = Below(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*_alike(messages), strict=True)))
+        below = join(messages)
         self._stages = up(levels, self._supports, below)
         self._estimates = down(self._stages, self.product.classes)
 
@@ -311,8 +313,7 @@ def product_least_squares(
     """
     memory = _checks.integer("memory", memory, least=2**20)
     estimate = ProductEstimate(product, memory, _cut(product, cut), _leaf_dtype(leaf_dtype))
-    folder = _folder(work)
-    messages = estimate._messages(folder, None, progress)
+    messages = estimate._messages(None if work is None else Path(work), None, progress)
     estimate._solve([message for message in messages if message is not None])
     return estimate
 
@@ -337,9 +338,7 @@ def prepare_messages(
     """
     memory = _checks.integer("memory", memory, least=2**20)
     estimate = ProductEstimate(product, memory, _cut(product, cut), np.float64)
-    folder = _folder(work)
-    assert folder is not None
-    return len(estimate._messages(folder, under, progress))
+    return len(estimate._messages(Path(work), under, progress))
 
 
 def _cut(product: Product, cut: str | None) -> int | None:
@@ -351,20 +350,6 @@ def _leaf_dtype(dtype: Any) -> np.dtype:
     if found not in (np.float32, np.float64):
         raise ValueError(f"leaf_dtype must be numpy.float32 or numpy.float64, got {dtype!r}.")
     return found
-
-
-def _folder(work: str | os.PathLike[str] | None) -> Path | None:
-    if work is None:
-        return None
-    Path(work).mkdir(parents=True, exist_ok=True)
-    return Path(work)
-
-
-def _alike(messages: Sequence[Below]) -> list[Below]:
-    """Messages with offsets everywhere or nowhere."""
-    if all(message.offset is None for message in messages):
-        return list(messages)
-    return [m if m.offset is not None else m._replace(offset=np.zeros(m.vector.shape)) for m in messages]
 
 
 def _chosen(span: tuple[int, int], areas: Areas, places: np.ndarray) -> Areas:

@@ -29,6 +29,17 @@ def default_queries(estimate: ProductEstimate) -> list[Query]:
     return list({query.groups: query for query in estimate.product.queries}.values())
 
 
+def table_format(path: str | os.PathLike[str]) -> str:
+    """How DuckDB writes a file, by the ending of its name.
+
+    Raises:
+        ValueError: if it is neither .parquet nor .csv.
+    """
+    if Path(path).suffix not in _FORMATS:
+        raise ValueError(f"path must end in {' or '.join(_FORMATS)}, got {os.fspath(path)!r}.")
+    return _FORMATS[Path(path).suffix]
+
+
 def write_tables(
     estimate: ProductEstimate,
     path: str | os.PathLike[str],
@@ -56,9 +67,7 @@ def write_tables(
     """
     import duckdb
 
-    target = Path(path)
-    if target.suffix not in _FORMATS:
-        raise ValueError(f"path must end in {' or '.join(_FORMATS)}, got {os.fspath(path)!r}.")
+    target, form = Path(path), table_format(path)
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level!r}.")
     depths = [estimate.product.depth(name) for name in levels]
@@ -84,7 +93,7 @@ def write_tables(
                         tell(len(part))
             whole = folder / f"whole{target.suffix}"
             parts = _quoted(folder / "*[0-9].parquet")
-            connection.execute(f"COPY (SELECT * FROM read_parquet('{parts}')) TO '{_quoted(whole)}' {_FORMATS[target.suffix]}")
+            connection.execute(f"COPY (SELECT * FROM read_parquet('{parts}')) TO '{_quoted(whole)}' {form}")
         os.replace(whole, target)
     finally:
         tell(None)

@@ -1,6 +1,7 @@
 """Estimates from files of the published layout, against the same tree in memory, whatever it is cut into."""
 
 import shutil
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -211,7 +212,7 @@ def test_tables(product, tmp_path, suffix):
         estimate, path, ["County", "Block_Group"], QUERIES, level=0.9, progress=lambda done, size: told.append((done, size))
     )
     assert told[-1][0] == told[-1][1] == len(product.units[2]) + len(product.units[4])
-    found = duckdb.sql(f"SELECT * FROM '{path}'").fetchnumpy()
+    found: Any = duckdb.execute(f"SELECT * FROM '{path}'").fetchnumpy()
     names = ["level", "geocode", "query", "hhgq", "votingage", "hispanic", "cenrace", "value", "stddev", "lower", "upper"]
     assert list(found) == names
     assert len(found["value"]) == rows
@@ -238,16 +239,17 @@ def test_interrupted_tables_leave_the_old_file(product, tmp_path):
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["tables.csv"]
     for arguments, message in (
-        (("tables.txt", ["County"]), "must end in"),
-        ((path, ["Place"]), "level must be one of"),
+        (("tables.txt", ["County"], None), "must end in"),
+        ((path, ["Place"], None), "level must be one of"),
         ((path, ["County"], ["race"]), "no query"),
-        ((path, []), "at least one"),
+        ((path, [], None), "at least one"),
     ):
+        name, levels, queries = arguments
         with pytest.raises(ValueError, match=message):
-            spine.write_tables(estimate, *arguments)
+            spine.write_tables(estimate, name, levels, queries)
 
 
-def row(code, name, values, variance=1.0, hhgq="*", **changes):
+def row(code, name, values, variance: Any = 1.0, hhgq="*", **changes):
     fields = {"geocode": f"'{code}'", "query_name": f"'{name}'", "hhgq": f"'{hhgq}'", "votingage": "'*'", "hispanic": "'*'"}
     fields |= {"cenrace": "'*'", "value": f"{values}::INTEGER[]", "variance": f"{variance}::FLOAT"} | changes
     if variance is None:
@@ -258,7 +260,9 @@ def row(code, name, values, variance=1.0, hhgq="*", **changes):
 def write(folder, level, rows, kind="DPQuery"):
     path = folder / "P" / f"{level}.parquet" / kind
     path.mkdir(parents=True, exist_ok=True)
-    duckdb.sql(f"COPY ({' UNION ALL BY NAME '.join(rows)}) TO '{path / f'part-{len(list(path.iterdir()))}.parquet'}' (FORMAT parquet)")
+
+    part = path / f"part-{len(list(path.iterdir()))}.parquet"
+    duckdb.execute(f"COPY ({' UNION ALL BY NAME '.join(rows)}) TO '{part}' (FORMAT parquet)")
 
 
 @pytest.mark.parametrize(
@@ -279,8 +283,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path, rows, message):
     write(tmp_path, "US", [row("", "total_dpq", "[1]")])
     write(tmp_path, "State", rows)
     with pytest.raises(ValueError, match=message):
-        product = spine.Product(tmp_path)
-        product.values(1, 0, len(product.units[1]))
+        spine.Product(tmp_path).values(1, 0, 1)
 
 
 def test_folders_that_are_no_product(tmp_path):
@@ -316,4 +319,3 @@ def test_units_without_rows_and_missing_variances(tmp_path):
         estimate.areas("County", ["33"])
     with pytest.raises(ValueError, match="codes must be of State"):
         estimate.areas("State", ["11"])
-

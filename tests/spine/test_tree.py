@@ -1,6 +1,7 @@
 """Least squares over trees of vectors, against one dense problem over all cells of all leaves."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,13 +243,14 @@ def test_schemas_and_queries():
             pl94.query(bad)
     with pytest.raises(ValueError, match="no recode of hhgq"):
         pl94.query_of(["voting", "*", "*", "*"])
-    for arguments, message in (
+    wrong: Any = (
         (({},), "at least one attribute"),
         (({"a": 0},), "number of levels"),
         (({"a": 2}, {"x": ("b", [0, 0])}), "no attribute"),
         (({"a": 2}, {"x": ("a", [0, 2])}), "numbered from 0"),
         (({"a": 2}, {"a": ("a", [0, 0])}), "something else already"),
         (({"a": 2}, {"x": ("a", [0, 1], ["one"])}), "2 groups and 1 labels"),
-    ):
+    )
+    for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
             Schema(*arguments)
