@@ -67,9 +67,8 @@ def application() -> Any:
 
             product = _open(folder, zeros, exact, top)
             options: dict[str, Any] = {"memory": int(memory * 1e9), "progress": sys.stderr.isatty()}
-            level = None if cut is None else spine.level_named(product.level_names, cut)
-            parts = spine.prepare_messages(product, work, under=_names(under), cut=level, **options)
-            print(f"{work}: {parts} parts, under {under}")
+            count = spine.prepare_messages(product, work, under=_names(under), cut=cut, **options)
+            print(f"{work}: {count} messages of the units under {under}")
 
     @app.command()
     def example(
@@ -95,14 +94,8 @@ def _names(text: str) -> list[str]:
 def _open(folder: Path, zeros: str, exact: str, top: str | None) -> Any:
     from dpinfer import spine
 
-    levels = spine.product_levels(folder)
     with busy("reading codes, variances and zeros"):
-        return spine.Product(
-            folder,
-            zeros=zeros,
-            exact_levels=[spine.level_named(levels, name) for name in _names(exact)],
-            top=None if top is None else spine.level_named(levels, top),
-        )
+        return spine.Product(folder, zeros=zeros, exact_levels=_names(exact), top=top)
 
 
 def _infer(
@@ -122,18 +115,18 @@ def _infer(
 
     refuse_overwriting(output, force)
     table_format(output)
-    levels = [spine.level_named(product.level_names, name) for name in _names(level)]
+    levels = [product.level_names[product.depth(name)] for name in _names(level)]
     asked = None if not queries else [product.schema.query(query) for query in queries]
     begun, shows = time.perf_counter(), sys.stderr.isatty()
     estimate = spine.product_least_squares(
         product,
         work=options["work"],
         memory=int(options["memory"] * 1e9),
-        cut=None if options["cut"] is None else spine.level_named(product.level_names, options["cut"]),
+        cut=options["cut"],
         leaf_dtype=np.float32 if options["single"] else np.float64,
         progress=shows,
     )
-    rows = spine.write_tables(estimate, output, levels, asked, level=coverage, progress=shows)
+    rows = spine.write_tables(estimate, output, levels, asked, coverage=coverage, progress=shows)
     facts = {
         "output": str(output),
         "rows": rows,
@@ -146,7 +139,7 @@ def _infer(
         return
     units = ", ".join(f"{size:,} {name}" for name, size in facts["units"].items())
     print(f"{output}: {rows:,} rows of {', '.join(levels)}; estimated {units} in {facts['seconds']} s")
-    print(f"{facts['coordinates']}")
+    print(f"coordinates: {facts['coordinates']}")
     print("Intervals cover the noise that was added for privacy, and nothing else.")
     if product.level_names[-1] in levels:
         print(f"Counts of single units of {product.level_names[-1]} are rough: add them up to the area in question (regions).")

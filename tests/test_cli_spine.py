@@ -41,7 +41,7 @@ def test_from_files_to_tables(folder, monkeypatch, capsys):
     # Other options: the country's total is exact, blocks in single precision, parts prepared beforehand.
     same = ["--exact", "state", "--zeros", "stated", "--cut", "block_group", "--memory", "0.05", "--work", "parts"]
     assert inside(monkeypatch, folder, "spine", "messages", "files", "--under", "050,150", *same) == 0
-    assert "parts, under 050,150" in capsys.readouterr().out
+    assert "messages of the units under 050,150" in capsys.readouterr().out
     asked = [
         "--level",
         "US, Block Group,block",

@@ -11,11 +11,11 @@ from dpinfer.spine.budgets import (
 )
 from dpinfer.spine.certificate import Certificate
 from dpinfer.spine.classes import Classes
-from dpinfer.spine.product import Product, Units, product_levels
+from dpinfer.spine.product import Product, Units
 from dpinfer.spine.product_estimate import ProductEstimate, prepare_messages, product_least_squares
 from dpinfer.spine.schema import Query, Schema, pl94_persons, pl94_units
 from dpinfer.spine.synthetic import Truth, write_product
-from dpinfer.spine.tables import default_queries, level_named, write_tables
+from dpinfer.spine.tables import default_queries, write_tables
 from dpinfer.spine.tree import Measured, TreeEstimate, Zeros, tree_least_squares
 
 __all__ = [
@@ -35,14 +35,12 @@ __all__ = [
     "Units",
     "Zeros",
     "default_queries",
-    "level_named",
     "mean_table_variances",
     "optimize_shares",
     "pl94_persons",
     "pl94_units",
     "prepare_messages",
     "product_least_squares",
-    "product_levels",
     "query_precisions",
     "table_variances",
     "tree_least_squares",

@@ -29,7 +29,7 @@ class AreaAnswers:
     stddev: np.ndarray
 
     def interval(self, level: float = 0.95, *, joint: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends: values -+ z stddev, for Gaussian noise (discrete Gaussian: but for rounding).
+        """Lower and upper ends: values -+ z stddev, since sums of Gaussian noises are normal, of discrete ones nearly.
 
         With ``joint=True`` all intervals of these answers cover at once with probability ``level`` or more (Bonferroni).
 
@@ -62,6 +62,9 @@ class Areas:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def __repr__(self) -> str:
+        return f"Areas({len(self)} of {self.classes.schema!r})"
 
     @cached_property
     def counts(self) -> np.ndarray:

@@ -16,7 +16,18 @@ import numpy as np
 
 from dpinfer._files import read_record, write_record
 from dpinfer.spine.levels import build_level
-from dpinfer.spine.passes import Below, Estimate, Level, absorb, add_up, descend, gather, multipliers, nothing_below
+from dpinfer.spine.passes import (
+    Below,
+    Estimate,
+    Level,
+    absorb,
+    add_up,
+    descend,
+    gather,
+    multipliers,
+    nothing_below,
+    restricted_inverse,
+)
 from dpinfer.spine.product import Product
 from dpinfer.spine.supports import Supports
 from dpinfer.spine.tree import Stage, down
@@ -187,7 +198,7 @@ class Chunk:
             rows,
             units.is_zero[groups.example],
             count=groups.times,
-            names=_Names(units.codes[groups.example]),
+            names=_Names(units.packed[groups.example]),
         )
 
     def down(self, top: Estimate, below: Below, stages: Sequence[Stage]) -> list[Estimate]:
@@ -264,8 +275,54 @@ def whole_level(
         rows.append((query, whole, units.variances[start:stop, number]))
     own = np.arange(stop - start)
     parent = units.parent[start:stop] - above
-    return build_level(supports, parent, own, rows, units.is_zero[start:stop], names=_Names(units.codes[start:stop]), dtype=dtype)
+    return build_level(
+        supports, parent, own, rows, units.is_zero[start:stop], names=_Names(units.packed[start:stop]), dtype=dtype
+    )
 
+
+def check_children(stage: Stage, product: Product, depth: int, supports: Supports) -> None:
+    """Refuse units whose own total is far from what the units below them say: files of some of these are missing.
+
+    Raises:
+        ValueError: naming the unit and the distance in standard deviations.
+    """
+    units, classes = product.units[depth], supports.classes
+    said = zip(stage.below.support, stage.below.measured, strict=True)
+    is_known = np.array([supports.is_determined(int(support), measured) for support, measured in said], dtype=bool)
+    told = np.flatnonzero((stage.below.families > 0) & is_known)
+    everything = product.schema.query("total").groups
+    totals = [number for number, query in enumerate(product.queries) if query.groups == everything]
+    if not told.size or not totals:
+        return
+    spread = restricted_inverse(stage.below.matrix[told], stage.below.support[told], supports)
+    vector = stage.below.vector[told]
+    if stage.below.offset is None:
+        sums = classes.apply(spread, vector)
+    else:
+        known = stage.below.offset[told]
+        sums = known + classes.apply(spread, vector - classes.apply(stage.below.matrix[told], known))
+    total = product.queries[totals[0]]
+    expected, variance = total.answer(classes.unrotate(sums))[:, 0], classes.variances(total, spread)[:, 0]
+    for number in totals:
+        at, values = product.values(depth, 0, len(units))[number]
+        place = np.searchsorted(told, at)
+        inside = (place < len(told)) & (told[np.minimum(place, len(told) - 1)] == at)
+        own = place[inside]
+        noise = units.variances[at[inside], number]
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(values[inside, 0] - expected[own]) / np.sqrt(noise + variance[own])
+        far = np.flatnonzero(distance > _FAR)
+        if far.size:
+            worst = far[np.argmax(distance[far])]
+            raise ValueError(
+                f"{units.name} {str(units.codes[told[own[worst]]])!r}: its own total is {distance[worst]:.0f} standard "
+                f"deviations from what the units below it say. Are files of some of these missing? Of some states only, begin at "
+                "top='State'."
+            )
+
+
+# A normal variable goes beyond in one of 5e8 cases, and units at the cut and above are some thousands.
+_FAR = 6.0
 
 # ---- messages on disk ----
 
@@ -277,15 +334,15 @@ def fingerprint(product: Product, plan: Plan, chunk: Chunk) -> str:
     found.update(repr((product.classes.dense_names, plan.cut - len(product.units), product.zeros)).encode())
     for depth in range(plan.cut, len(product.units)):
         units, (start, stop) = product.units[depth], chunk.span(depth)
-        for array in (units.codes, units.variances, units.is_zero):
+        for array in (units.packed, units.variances, units.is_zero):
             found.update(np.ascontiguousarray(array[start:stop]).tobytes())
-        found.update(repr(product.sources(depth, units.codes[start]) if stop > start else None).encode())
+        found.update(repr(product.sources(depth, units.packed[start]) if stop > start else None).encode())
     return found.hexdigest()
 
 
 def message_path(folder: Path, product: Product, plan: Plan, chunk: Chunk) -> Path:
     """Where a chunk's message is kept."""
-    first = product.units[plan.cut].codes[chunk.cut.start].decode()
+    first = product.units[plan.cut].packed[chunk.cut.start].decode()
     return folder / f"message-{plan.cut - len(product.units)}-{first or 'top'}.npz"
 
 

@@ -5,9 +5,9 @@ owe to the parent is sum_c h_c'V_c h_c - g'J g with g = sum_c V_c h_c. At the to
 and those above them, are visited.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,21 @@ def by_node(classes: Classes) -> Form:
         return np.swapaxes(left.reshape(-1, *square), -1, -2) @ right.reshape(-1, *square)
 
     return Form(times, pair, (classes.num_classes, classes.num_dense**2))
+
+
+def with_weights(regions: Mapping[Any, Any]) -> list[Mapping[Any, float]]:
+    """For each region its nodes and their weights, which are 1 where only nodes are listed.
+
+    Raises:
+        ValueError: if a node is listed twice.
+    """
+    found: list[Mapping[Any, float]] = []
+    for name, one in regions.items():
+        nodes = [one] if isinstance(one, (str, bytes)) else list(one)
+        if len(set(nodes)) != len(nodes):
+            raise ValueError(f"regions: {name!r} lists something twice; give it once, with a weight.")
+        found.append(one if isinstance(one, Mapping) else dict.fromkeys(nodes, 1.0))
+    return found
 
 
 def merge(left: Terms, right: Terms) -> Terms:

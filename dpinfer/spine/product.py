@@ -31,20 +31,25 @@ class Units:
 
     Attributes:
         name: of the level.
-        codes: [n], text of the same length each; that of a unit above is its beginning.
+        packed: [n], the codes as bytes, of the same length each; that of the unit above is its beginning.
         parent: [n], places in the level above.
         variances: [n, queries], infinite where not measured and 0 where exact.
         is_zero: [n, dense], the dense cells that are zero.
     """
 
     name: str
-    codes: np.ndarray
+    packed: np.ndarray
     parent: np.ndarray
     variances: np.ndarray
     is_zero: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return len(self.packed)
+
+    @property
+    def codes(self) -> np.ndarray:
+        """[n], the codes as text."""
+        return self.packed.astype(str)
 
 
 @final
@@ -54,14 +59,14 @@ class Product:
     Args:
         folder: of the product: it holds a folder "{level}.parquet" for each level, or one folder that does.
         schema: its attributes; told from the columns for the redistricting data's persons and housing units.
-        zeros: what is done with cells that the constraints say are zero (equal to 0, or at most 0; by nonnegativity so is every
-            cell that such an answer counts): "pushed_down", they hold at the unit and all below it, which is true of counts and
-            makes the best estimates; "stated", they hold at each unit that states them, but for the lowest level, as in the
-            Census Bureau's own least squares; "none", not at all.
+        zeros: what is done where constraints say that an answer is zero or at most zero, so that all cells it counts are zero.
+            "pushed_down": they are zero at the unit and at all below it, which is true of counts and makes the best estimates.
+            "stated": they are zero at every unit that says so, except at the lowest level, as in the Census Bureau's own least
+            squares. "none": nothing.
         exact_levels: levels whose other equalities, such as the total of a state, are held exactly; none by default, as in the
             Census Bureau's own.
-        top: the level to begin at, by name, such as "State" for files of some states only; the highest by default. Every unit
-            must be the sum of the units below it that the files hold.
+        top: the level to begin at, such as "State" for files of some states only; the highest by default. A unit is taken to be
+            the sum of the units below it that the files hold: with some states left out the country must be left out too.
 
     Attributes:
         queries: what is measured at any level, and what is exact.
@@ -78,11 +83,10 @@ class Product:
         *,
         schema: Schema | None = None,
         zeros: str = "pushed_down",
-        exact_levels: Sequence[str] = (),
+        exact_levels: str | Sequence[str] = (),
         top: str | None = None,
     ):
-        import duckdb
-
+        duckdb = duckdb_or_refusal()
         _checks.choice("zeros", zeros, ("pushed_down", "stated", "none"))
         self.folder = _product_folder(Path(folder))
         self.zeros = zeros
@@ -96,16 +100,14 @@ class Product:
                     f"The codes of {above.name} and {below.name} are equally long; a unit's code begins its children's."
                 )
         names = [files.name for files in found]
-        for argument, given in (("top", [] if top is None else [top]), ("exact_levels", list(exact_levels))):
-            for name in given:
-                _checks.choice(argument, name, names)
-        found = found[names.index(top) if top is not None else 0 :]
+        exact = [level_named(names, name, "exact_levels") for name in listed(exact_levels)]
+        found = found[names.index(level_named(names, top, "top")) if top is not None else 0 :]
         if len(found) < 2:
             raise ValueError(f"{self.folder} must hold two levels or more, got {', '.join(names) or 'none'}.")
         self._files = found
         self.schema = _schema_of(found) if schema is None else schema
         names = self._read_names()
-        self.units = self._read_units(names, exact_levels)
+        self.units = self._read_units(names, exact)
 
     # ---- what there is ----
 
@@ -173,6 +175,8 @@ class Product:
                         numbers[name] = len(self.queries)
                         self.queries.append(query)
                     exact[-1].append((numbers[name], at, values))
+                if not exact[-1]:
+                    raise ValueError(f"exact_levels: the constraints of {files.name} hold no equality but zeros.")
         return zeros, exact
 
     # ---- values ----
@@ -187,9 +191,9 @@ class Product:
         Raises:
             ValueError: if there is no such level.
         """
-        return self.level_names.index(_checks.choice("level", level, self.level_names))
+        return self.level_names.index(level_named(self.level_names, level, "level"))
 
-    def find(self, codes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, codes: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """The depths and places of units by their codes.
 
         Raises:
@@ -197,9 +201,10 @@ class Product:
         """
         depths, places = np.zeros(len(codes), dtype=np.int64), np.zeros(len(codes), dtype=np.int64)
         widths = {files.width: depth for depth, files in enumerate(self._files)}
-        for i, code in enumerate(codes):
+        for i, given in enumerate(codes):
+            code = given.decode() if isinstance(given, bytes) else str(given)
             depth = widths.get(len(code))
-            own = self.units[depth].codes if depth is not None else np.array([], dtype="S1")
+            own = self.units[depth].packed if depth is not None else np.array([], dtype="S1")
             place = int(np.searchsorted(own, code.encode()))
             if depth is None or place == len(own) or own[place] != code.encode():
                 raise ValueError(f"There is no unit {code!r} in {self.folder}.")
@@ -208,7 +213,7 @@ class Product:
 
     def values(self, depth: int, start: int, stop: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query the places of the units in a range that answer it, and their answers [units, answers], in 64 bit."""
-        own = self.units[depth].codes[start:stop]
+        own = self.units[depth].packed[start:stop]
         found = self._files[depth].values(own, [query.name for query in self.queries[: self._num_noisy]], self._sizes)
         found = [(at + start, values) for at, values in found]
         for number in range(self._num_noisy, len(self.queries)):
@@ -245,9 +250,35 @@ def _product_folder(folder: Path) -> Path:
     return inside[0]
 
 
-def product_levels(folder: str | os.PathLike[str]) -> list[str]:
-    """The names of the levels that a product's folder holds."""
-    return [path.name.removesuffix(".parquet") for path in sorted(_product_folder(Path(folder)).glob("*.parquet"))]
+def level_named(levels: Sequence[str], name: str, argument: str = "level") -> str:
+    """The level that a name means, whatever its case, with spaces or underscores.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
+    known = {level.lower(): level for level in levels}
+    if wanted not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(levels)}, got {name!r}.")
+    return known[wanted]
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, or one name as a list."""
+    return [value] if isinstance(value, (str, bytes)) else list(value)
+
+
+def duckdb_or_refusal() -> Any:
+    """DuckDB, which reads and writes the files.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise ValueError("Noisy measurement files need DuckDB: pip install 'dpinfer[cli]'.") from None
+    return duckdb
 
 
 def _schema_of(found: Sequence[LevelFiles]) -> Schema:

@@ -12,10 +12,19 @@ from dpinfer._progress import reporter
 from dpinfer.spine import functionals
 from dpinfer.spine.areas import AreaAnswers, Areas
 from dpinfer.spine.certificate import Certificate, Walk
-from dpinfer.spine.chunks import Chunk, fingerprint, load_message, make_plan, message_path, save_message, whole_level
+from dpinfer.spine.chunks import (
+    Chunk,
+    check_children,
+    fingerprint,
+    load_message,
+    make_plan,
+    message_path,
+    save_message,
+    whole_level,
+)
 from dpinfer.spine.functionals import Form, Terms
 from dpinfer.spine.passes import Below, Estimate, join
-from dpinfer.spine.product import Product
+from dpinfer.spine.product import Product, level_named, listed
 from dpinfer.spine.supports import Supports
 from dpinfer.spine.tree import down, up
 
@@ -41,10 +50,11 @@ class ProductEstimate:
     def _messages(
         self, folder: Path | None, under: Sequence[str] | None, progress: bool | Callable[[int, int], None]
     ) -> list[Below | None]:
-        codes = self.product.units[self._plan.cut].codes
+        codes = self.product.units[self._plan.cut].packed
         wanted = [chunk for chunk in self._chunks if under is None or codes[chunk.cut.start].decode().startswith(tuple(under))]
         if under is not None and not wanted:
-            raise ValueError(f"under must be beginnings of the codes of units at {self.cut}, got {', '.join(under)}.")
+            known = ", ".join(self.product.units[min(1, self._plan.cut)].codes[:6])
+            raise ValueError(f"under must be beginnings of codes, such as {known}; none begins with {', '.join(under)}.")
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         tell = reporter(progress, sum(map(len, wanted)), self.product.units[-1].name)
@@ -74,11 +84,13 @@ class ProductEstimate:
         ]
         below = join(messages)
         self._stages = up(levels, self._supports, below)
+        for depth, stage in enumerate(self._stages):
+            check_children(stage, self.product, depth, self._supports)
         self._estimates = down(self._stages, self.product.classes)
 
     # ---- answers ----
 
-    def areas(self, level: str, codes: Sequence[str] | None = None) -> Areas:
+    def areas(self, level: str, codes: str | Sequence[str] | None = None) -> Areas:
         """Estimates and covariances of units of a level: all in order of their codes, or some in the order given.
 
         Args:
@@ -91,9 +103,10 @@ class ProductEstimate:
         depth = self.product.depth(level)
         places = np.arange(len(self.product.units[depth]))
         if codes is not None:
-            depths, places = self.product.find(codes)
+            given = listed(codes)
+            depths, places = self.product.find(given)
             if (depths != depth).any():
-                raise ValueError(f"codes must be of {level}, got {codes[int(np.flatnonzero(depths != depth)[0])]!r}.")
+                raise ValueError(f"codes must be of {level}, got {given[int(np.flatnonzero(depths != depth)[0])]!r}.")
         if depth <= self._plan.cut:
             return self._held(depth, places)
         parts = []
@@ -124,7 +137,7 @@ class ProductEstimate:
                 yield areas
 
     def _held(self, depth: int, places: np.ndarray) -> Areas:
-        estimate, codes = self._estimates[depth], self.product.units[depth].codes
+        estimate, codes = self._estimates[depth], self.product.units[depth].packed
         return Areas(codes[places].astype(str), self.product.classes, estimate.mean[places], estimate.covariance[places])
 
     def _top(self, chunk: Chunk) -> Estimate:
@@ -132,7 +145,7 @@ class ProductEstimate:
         return Estimate(held.mean[chunk.cut], held.covariance[chunk.cut])
 
     def _of_chunk(self, chunk: Chunk, depth: int, wanted: tuple[int, int] | None) -> Iterator[tuple[tuple[int, int], Areas]]:
-        codes, classes = self.product.units[depth].codes, self.product.classes
+        codes, classes = self.product.units[depth].packed, self.product.classes
         below, stages = chunk.up()
         estimates = chunk.down(self._top(chunk), below, stages)
         if depth < self._lowest:
@@ -144,13 +157,13 @@ class ProductEstimate:
         for (start, stop), _, found, _ in chunk.leaves(above, heard, covariances=True, dtype=self._dtype, wanted=wanted):
             yield (start, stop), Areas(codes[start:stop].astype(str), classes, *found)
 
-    def regions(self, regions: Mapping[str, Mapping[str, float] | Sequence[str]]) -> Areas:
+    def regions(self, regions: Mapping[str, Mapping[str, float] | Sequence[str] | str]) -> Areas:
         """Sums of any units, such as places or districts that are no unit: for each name codes, or codes and weights.
 
         Codes may be of any levels, and weights negative. Covariances in one sweep up; chunks without such units are not read.
         """
         classes = self.product.classes
-        weighted = [one if isinstance(one, Mapping) else dict.fromkeys(one, 1.0) for one in regions.values()]
+        weighted = functionals.with_weights(regions)
         form = functionals.by_node(classes)
         eye = np.broadcast_to(np.eye(classes.num_dense), (classes.num_classes, classes.num_dense, classes.num_dense))
         weights = np.array([w for one in weighted for w in one.values()], dtype=float)
@@ -293,13 +306,15 @@ def product_least_squares(
 ) -> ProductEstimate:
     """The best linear unbiased estimates of all units of a product, with their exact covariances, in bounded memory.
 
-    As :func:`~dpinfer.spine.tree_least_squares`. The lowest levels are read some units at a time, and what they say of the units
-    of a level above, the cut, is kept. Estimates of lower units are made from the files again when they are asked for.
+    As :func:`~dpinfer.spine.tree_least_squares`. The files of the lowest levels are read in chunks, some units at a time; what
+    the units of a chunk say of the units of a level above them, the cut, is its message, and only messages are kept. Estimates
+    below the cut are made from the files again when they are asked for.
 
     Args:
         product: the opened files.
-        work: a folder for what finished parts say; a run that was stopped goes on from there, and so does one whose parts were
-            prepared by :func:`prepare_messages`, here or on other machines. Parts of other measurements are made anew.
+        work: a folder for messages; a run that was stopped goes on from there, and so does one whose messages were prepared by
+            :func:`prepare_messages`, here or on other machines. A message is made anew where the cut, the options or the files
+            (by names and sizes), variances or zeros below it are others.
         memory: bytes that arrays should stay below, the codes and variances of all units not counted.
         cut: the name of the level at which the tree is cut; by default the lowest whose units fit into a third of the memory.
         leaf_dtype: numpy.float32 for faster estimates of the lowest level, with errors below 1e-4 of their standard deviations;
@@ -309,7 +324,8 @@ def product_least_squares(
     Cost: O(units * cells); 300,000 blocks of 2,016 cells in about a minute on two cores.
 
     Raises:
-        ValueError: if the measurements do not determine every cell of every unit.
+        ValueError: if the measurements do not determine every cell of every unit, or if the total of a unit at the cut or above
+            is more than 6 standard deviations from what the units below it say, as where some of these are missing.
     """
     memory = _checks.integer("memory", memory, least=2**20)
     estimate = ProductEstimate(product, memory, _cut(product, cut), _leaf_dtype(leaf_dtype))
@@ -322,27 +338,31 @@ def prepare_messages(
     product: Product,
     work: str | os.PathLike[str],
     *,
-    under: Sequence[str],
+    under: str | Sequence[str],
     memory: int = 2**31,
     cut: str | None = None,
     progress: bool | Callable[[int, int], None] = False,
 ) -> int:
-    """Keep what the units below some codes say, for :func:`product_least_squares` with the same folder; how many parts there are.
+    """Write the messages of the units under some codes; how many there are. :func:`product_least_squares` reads them.
+
+    So states are done one after the other, or on several machines: each needs the files of its states at all levels, and of the
+    levels above them. The final estimate is made where all messages are, and the files of the cut and above; for answers below
+    the cut all files.
 
     Args:
         product: the opened files.
-        work: the folder.
+        work: the folder of the messages.
         under: beginnings of codes, such as "050" and "150" for the two parts of a state.
-        memory, cut: as there; parts are of use only where the cut is the same, so name it where files lie on several machines.
+        memory, cut: as there; name the cut where machines are to share messages, since it must be the same.
         progress: as there.
     """
     memory = _checks.integer("memory", memory, least=2**20)
     estimate = ProductEstimate(product, memory, _cut(product, cut), np.float64)
-    return len(estimate._messages(Path(work), under, progress))
+    return len(estimate._messages(Path(work), listed(under), progress))
 
 
 def _cut(product: Product, cut: str | None) -> int | None:
-    return None if cut is None else product.depth(_checks.choice("cut", cut, product.level_names[:-1]))
+    return None if cut is None else product.level_names.index(level_named(product.level_names[:-1], cut, "cut"))
 
 
 def _leaf_dtype(dtype: Any) -> np.dtype:

@@ -6,6 +6,7 @@ Integer types differ between files, and columns may be missing in some.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -91,7 +92,8 @@ class LevelFiles:
         for name, *recodes in rows:
             short = str(name).removesuffix("_dpq").removesuffix("_con")
             try:
-                query = schema.query(short) if None in recodes else schema.query_of(recodes, short)
+                query = schema.query(short) if None in recodes else schema.query_of(recodes)
+                query = replace(query, name=short if kind == "DPQuery" else str(name))
             except ValueError as error:
                 raise ValueError(f"{self.name}: {kind} holds {name!r}, which the schema does not know: {error}") from error
             if name in found and found[name].groups != query.groups:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpinfer import _checks
 from dpinfer._progress import reporter
 from dpinfer.spine.areas import Areas
+from dpinfer.spine.product import duckdb_or_refusal, listed
 from dpinfer.spine.product_estimate import ProductEstimate
 from dpinfer.spine.schema import Query, Schema
 
@@ -43,10 +43,10 @@ def table_format(path: str | os.PathLike[str]) -> str:
 def write_tables(
     estimate: ProductEstimate,
     path: str | os.PathLike[str],
-    levels: Sequence[str],
+    levels: str | Sequence[str],
     queries: Iterable[Query | str] | None = None,
     *,
-    level: float = 0.95,
+    coverage: float = 0.95,
     progress: bool | Callable[[int, int], None] = False,
 ) -> int:
     """Write estimates, standard deviations and intervals of all units of some levels; how many rows there are.
@@ -59,21 +59,20 @@ def write_tables(
         path: a name that ends in .parquet or .csv.
         levels: names of levels.
         queries: queries or their names; those of the redistricting tables by default.
-        level: of the intervals, each by itself.
+        coverage: level of the intervals, each by itself.
         progress: True for a bar, or a function of (units done, units in all).
 
     Raises:
         ValueError: if a name is not known, or the file is of another kind.
     """
-    import duckdb
-
+    duckdb = duckdb_or_refusal()
     target, form = Path(path), table_format(path)
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level!r}.")
-    depths = [estimate.product.depth(name) for name in levels]
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}.")
+    depths = [estimate.product.depth(name) for name in listed(levels)]
     schema = estimate.product.schema
     wanted = default_queries(estimate) if queries is None else [_query(schema, query) for query in queries]
-    if not wanted or not levels:
+    if not wanted or not depths:
         raise ValueError("levels and queries must name at least one each.")
     at_once = max(1, _ROWS // sum(query.size for query in wanted))
     tell = reporter(progress, sum(len(estimate.product.units[depth]) for depth in depths), "units")
@@ -83,11 +82,12 @@ def write_tables(
     try:
         with duckdb.connect() as connection:
             connection.execute("SET enable_progress_bar = false")
-            for name in levels:
+            for depth in depths:
+                name = estimate.product.level_names[depth]
                 for areas in estimate.iterate(name):
                     for start in range(0, len(areas), at_once):
                         part = _part(areas, start, at_once)
-                        columns = _columns(part, name, wanted, level)
+                        columns = _columns(part, name, wanted, coverage)
                         rows += len(columns["value"])
                         connection.execute(f"COPY (SELECT * FROM columns) TO '{_quoted(folder / f'{rows:012d}.parquet')}'")
                         tell(len(part))
@@ -106,8 +106,8 @@ def _part(areas: Areas, start: int, size: int) -> Areas:
     return Areas(areas.names[rows], areas.classes, areas.mean[rows], areas.covariance[rows])
 
 
-def _columns(areas: Areas, name: str, queries: Sequence[Query], level: float) -> dict[str, np.ndarray]:
-    table = areas.table(queries, level)
+def _columns(areas: Areas, name: str, queries: Sequence[Query], coverage: float) -> dict[str, np.ndarray]:
+    table = areas.table(queries, coverage)
     text = {"level": np.repeat([name], len(table["value"])), "geocode": table.pop("area")}
     return {key: x.astype(object) if x.dtype.kind == "U" else x for key, x in (text | table).items()}
 
@@ -118,15 +118,3 @@ def _query(schema: Schema, query: Query | str) -> Query:
 
 def _quoted(path: Path) -> str:
     return os.fspath(path).replace("'", "''")
-
-
-def level_named(estimate_levels: Sequence[str], name: str) -> str:
-    """The level that a name means, whatever its case, spaces for underscores.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
-    known = {level.lower(): level for level in estimate_levels}
-    _checks.choice("level", wanted, list(known))
-    return known[wanted]

@@ -26,7 +26,7 @@ class Measured:
     Attributes:
         query: a query, or its name in the schema.
         values: [nodes, answers], or [nodes, groups of each attribute].
-        variances: one for all, or [nodes]; 0: exact, infinite: not measured.
+        variances: of each answer, one for all nodes or [nodes]; 0: exact, infinite: not measured.
         nodes: which nodes; all of the tree by default.
     """
 
@@ -43,7 +43,7 @@ class Zeros:
 
     Attributes:
         query: a query, or its name in the schema.
-        is_zero: [nodes, answers] truths; all by default.
+        is_zero: [nodes, answers], True where the answer is zero; by default every answer is.
         nodes: which nodes; all of the tree by default.
     """
 
@@ -162,15 +162,15 @@ class TreeEstimate:
             covariance[at] = estimate.covariance[self._place[nodes[at]]]
         return Areas(nodes, self.classes, mean, covariance)
 
-    def regions(self, regions: Mapping[str, Mapping[int, float]]) -> Areas:
-        """Sums of nodes with weights, such as places that are no node: for each name the nodes and what each is multiplied by.
+    def regions(self, regions: Mapping[str, Mapping[int, float] | Sequence[int]]) -> Areas:
+        """Sums of nodes, such as places that are no node: for each name nodes, or nodes and what each is multiplied by.
 
         All in one sweep up the tree; nodes may lie anywhere, within each other too, and weights may be negative, so that
         differences of areas have their variances.
         """
         form = functionals.by_node(self.classes)
         eye = np.broadcast_to(np.eye(self.classes.num_dense), (self.classes.num_classes, *(self.classes.num_dense,) * 2))
-        sums, nodes, weights = _flat(list(regions.values()), self.num_nodes)
+        sums, nodes, weights = _flat(functionals.with_weights(regions), self.num_nodes)
         factors = np.asarray(weights, dtype=float)[:, None, None] * eye.reshape(1, *form.shape)
         covariance = self._sweep(form, sums, nodes, factors, len(regions))
         mean = np.zeros((len(regions), self.classes.num_dense, self.classes.num_columns))

@@ -67,18 +67,20 @@ def test_any_cut_gives_the_same_as_the_tree_in_memory(product, tree, cut):
     for depth, name in enumerate(product.level_names):
         nodes = np.arange(starts[depth], starts[depth + 1])
         assert_same(estimate.areas(name), expected.areas(nodes))
-    blocks = product.units[-1].codes.astype(str)
+    blocks = product.units[-1].codes
     some = [blocks[i] for i in (70, 3, 119, 3)]
     assert_same(estimate.areas("Block", some), expected.areas(starts[-2] + np.array([70, 3, 119, 3])))
     # An area of blocks, a block group and a county less a block.
-    codes = {name: product.units[depth].codes.astype(str) for depth, name in enumerate(product.level_names)}
+    codes = {name: product.units[depth].codes for depth, name in enumerate(product.level_names)}
     area = {blocks[2]: 1.0, blocks[60]: 2.0, codes["Block_Group"][1]: 1.0, codes["County"][0]: -1.0, blocks[0]: 1.0}
-    place = {code: int(starts[depth] + i) for depth, u in enumerate(product.units) for i, code in enumerate(u.codes.astype(str))}
+    place = {code: int(starts[depth] + i) for depth, u in enumerate(product.units) for i, code in enumerate(u.codes)}
     nodes = {place[code]: weight for code, weight in area.items()}
     found = estimate.regions({"area": area, "plain": list(some[:2]), "none": []})
     assert_same(found, expected.regions({"area": nodes, "plain": dict.fromkeys((place[c] for c in some[:2]), 1.0), "none": {}}))
     rng = np.random.default_rng(0)
     coefficients = {code: rng.normal(size=2016) for code in area}
+    with pytest.raises(ValueError, match="'twice' lists something twice"):
+        estimate.regions({"twice": [blocks[0], blocks[0]]})
     one = estimate.functional([coefficients, {}])
     other = expected.functional([{place[code]: vector for code, vector in coefficients.items()}, {}])
     np.testing.assert_allclose(one.values, other.values, rtol=1e-8)
@@ -194,13 +196,21 @@ def test_states_on_their_own(folder, tmp_path):
             source = next(folder[0].iterdir()) / f"{level}.parquet" / kind / "State=050"
             if source.exists():  # of bypassed units there are no measurements
                 shutil.copytree(source, tmp_path / "US_Person_PL_PROD" / f"{level}.parquet" / kind / "State=050")
-    product = spine.Product(tmp_path)
+    product = spine.Product(tmp_path / "US_Person_PL_PROD")
     assert [len(units) for units in product.units[:1]] == [1]
     estimate = spine.product_least_squares(product)
     assert estimate.certificate().holds(1e-10)
+    with pytest.raises(ValueError, match="constraints of County hold no equality"):
+        spine.Product(tmp_path, exact_levels="county")
+    # Without the large part of the state, sums do not fit the country's own numbers.
+    shutil.copytree(next(folder[0].iterdir()), tmp_path / "lacking" / "US_Person_PL_PROD")
+    for lost in list((tmp_path / "lacking").rglob("State=050")):
+        shutil.rmtree(lost)
+    with pytest.raises(ValueError, match="US '': its own total is .* from what the units below it say"):
+        spine.product_least_squares(spine.Product(tmp_path / "lacking"))
     # The same from all files, beginning at the states.
     both = spine.product_least_squares(spine.Product(folder[0], top="State"))
-    assert_same(estimate.areas("County"), both.areas("County", list(product.units[1].codes.astype(str))))
+    assert_same(estimate.areas("County"), both.areas("County", list(product.units[1].codes)))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
@@ -209,7 +219,7 @@ def test_tables(product, tmp_path, suffix):
     path = tmp_path / f"tables{suffix}"
     told = []
     rows = spine.write_tables(
-        estimate, path, ["County", "Block_Group"], QUERIES, level=0.9, progress=lambda done, size: told.append((done, size))
+        estimate, path, ["County", "Block_Group"], QUERIES, coverage=0.9, progress=lambda done, size: told.append((done, size))
     )
     assert told[-1][0] == told[-1][1] == len(product.units[2]) + len(product.units[4])
     found: Any = duckdb.execute(f"SELECT * FROM '{path}'").fetchnumpy()
@@ -222,7 +232,7 @@ def test_tables(product, tmp_path, suffix):
     np.testing.assert_allclose(np.asarray(found["value"][own], float), answers.values.ravel(), rtol=1e-12)
     np.testing.assert_allclose(np.asarray(found["upper"][own], float), answers.interval(0.9)[1].ravel(), rtol=1e-12, atol=1e-9)
     assert set(found["cenrace"][own]) == set(product.schema.recodes["numraces"][2])
-    assert sorted(set(found["geocode"][group])) == sorted(product.units[4].codes.astype(str))
+    assert sorted(set(found["geocode"][group])) == sorted(product.units[4].codes)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]  # nothing else is left
 
 
@@ -302,11 +312,14 @@ def test_folders_that_are_no_product(tmp_path):
 
 def test_units_without_rows_and_missing_variances(tmp_path):
     # A country of two states, one of which has one county that nobody measured, and none of whose own rows has a variance.
-    full = "list_transform(range(2016), lambda i: i % 7)"
+    times = {"": 3, "1": 1, "2": 2, "11": 1, "21": 1, "22": 1}
+    names = {"hhgq": "hhgq", "votingage": "'votingage'", "hispanic": "'hispanic'", "cenrace": "'cenrace'"}
     for level, codes in (("US", [""]), ("State", ["1", "2"]), ("County", ["11", "21", "22"])):
-        names = {"hhgq": "hhgq", "votingage": "'votingage'", "hispanic": "'hispanic'", "cenrace": "'cenrace'"}
-        write(tmp_path, level, [row(code, "detailed_dpq", full, **names) for code in codes if code != "11"])
-        write(tmp_path, level, [row(code, "total_dpq", "[9]", "NULL" if code == "1" else 4.0) for code in codes if code != "11"])
+        known = [code for code in codes if code != "11"]
+        cells = [f"[i % 7 * {times[code]} FOR i IN range(2016)]" for code in known]
+        write(tmp_path, level, [row(code, "detailed_dpq", x, **names) for code, x in zip(known, cells, strict=True)])
+        totals = [(code, f"[{times[code] * 6048}]", "NULL" if code == "1" else 4.0) for code in known]
+        write(tmp_path, level, [row(code, "total_dpq", x, variance) for code, x, variance in totals])
         bound = row("11", "total_ub_con", "[100]", 0.0, sign="'<='")
         write(tmp_path, level, [bound] if level == "County" else [row(codes[0], "pl94_con", "[9]", 0.0)], "Constraint")
     product = spine.Product(tmp_path)
