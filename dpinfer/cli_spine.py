@@ -115,6 +115,10 @@ def _infer(
 
     refuse_overwriting(output, force)
     table_format(output)
+    if not 0 < coverage < 1:
+        raise ValueError(f"--coverage must be between 0 and 1, got {coverage}.")
+    if not output.parent.is_dir():
+        raise ValueError(f"--output must lie in a folder that exists, got {output}.")
     levels = [product.level_names[product.depth(name)] for name in _names(level)]
     asked = None if not queries else [product.schema.query(query) for query in queries]
     begun, shows = time.perf_counter(), sys.stderr.isatty()

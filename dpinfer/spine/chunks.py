@@ -5,16 +5,12 @@ up, units of the lowest level that lie in one unit, with the same variances and 
 added up as integers before anything else is done with them.
 """
 
-import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from dpinfer._files import read_record, write_record
 from dpinfer.spine.levels import build_level
 from dpinfer.spine.passes import (
     Below,
@@ -26,13 +22,10 @@ from dpinfer.spine.passes import (
     gather,
     multipliers,
     nothing_below,
-    restricted_inverse,
 )
 from dpinfer.spine.product import Product
 from dpinfer.spine.supports import Supports
 from dpinfer.spine.tree import Stage, down
-
-_MESSAGE, _VERSION = "dpinfer spine message", 1
 
 
 class Range(NamedTuple):
@@ -278,100 +271,3 @@ def whole_level(
     return build_level(
         supports, parent, own, rows, units.is_zero[start:stop], names=_Names(units.packed[start:stop]), dtype=dtype
     )
-
-
-def check_children(stage: Stage, product: Product, depth: int, supports: Supports) -> None:
-    """Refuse units whose own total is far from what the units below them say: files of some of these are missing.
-
-    Raises:
-        ValueError: naming the unit and the distance in standard deviations.
-    """
-    units, classes = product.units[depth], supports.classes
-    said = zip(stage.below.support, stage.below.measured, strict=True)
-    is_known = np.array([supports.is_determined(int(support), measured) for support, measured in said], dtype=bool)
-    told = np.flatnonzero((stage.below.families > 0) & is_known)
-    everything = product.schema.query("total").groups
-    totals = [number for number, query in enumerate(product.queries) if query.groups == everything]
-    if not told.size or not totals:
-        return
-    spread = restricted_inverse(stage.below.matrix[told], stage.below.support[told], supports)
-    vector = stage.below.vector[told]
-    if stage.below.offset is None:
-        sums = classes.apply(spread, vector)
-    else:
-        known = stage.below.offset[told]
-        sums = known + classes.apply(spread, vector - classes.apply(stage.below.matrix[told], known))
-    total = product.queries[totals[0]]
-    expected, variance = total.answer(classes.unrotate(sums))[:, 0], classes.variances(total, spread)[:, 0]
-    for number in totals:
-        at, values = product.values(depth, 0, len(units))[number]
-        place = np.searchsorted(told, at)
-        inside = (place < len(told)) & (told[np.minimum(place, len(told) - 1)] == at)
-        own = place[inside]
-        noise = units.variances[at[inside], number]
-        with np.errstate(invalid="ignore"):
-            distance = np.abs(values[inside, 0] - expected[own]) / np.sqrt(noise + variance[own])
-        far = np.flatnonzero(distance > _FAR)
-        if far.size:
-            worst = far[np.argmax(distance[far])]
-            raise ValueError(
-                f"{units.name} {str(units.codes[told[own[worst]]])!r}: its own total is {distance[worst]:.0f} standard "
-                f"deviations from what the units below it say. Are files of some of these missing? Of some states only, begin at "
-                "top='State'."
-            )
-
-
-# A normal variable goes beyond in one of 5e8 cases, and units at the cut and above are some thousands.
-_FAR = 6.0
-
-# ---- messages on disk ----
-
-
-def fingerprint(product: Product, plan: Plan, chunk: Chunk) -> str:
-    """What a message depends on: the units below, their variances and zeros, the coordinates, and the files by name and size."""
-    found = hashlib.blake2b(digest_size=16)
-    found.update(repr((_VERSION, product.schema.labels, [(q.name, q.groups) for q in product.queries])).encode())
-    found.update(repr((product.classes.dense_names, plan.cut - len(product.units), product.zeros)).encode())
-    for depth in range(plan.cut, len(product.units)):
-        units, (start, stop) = product.units[depth], chunk.span(depth)
-        for array in (units.packed, units.variances, units.is_zero):
-            found.update(np.ascontiguousarray(array[start:stop]).tobytes())
-        found.update(repr(product.sources(depth, units.packed[start]) if stop > start else None).encode())
-    return found.hexdigest()
-
-
-def message_path(folder: Path, product: Product, plan: Plan, chunk: Chunk) -> Path:
-    """Where a chunk's message is kept."""
-    first = product.units[plan.cut].packed[chunk.cut.start].decode()
-    return folder / f"message-{plan.cut - len(product.units)}-{first or 'top'}.npz"
-
-
-def save_message(path: Path, mark: str, below: Below, supports: Supports) -> None:
-    """Write a message, whole or not at all."""
-    used, support = np.unique(below.support, return_inverse=True)
-    arrays = {
-        "matrix": below.matrix,
-        "vector": below.vector,
-        "support": support,
-        "projectors": supports.projectors(used),
-        "measured": below.measured,
-        "families": below.families,
-    }
-    if below.offset is not None:
-        arrays["offset"] = below.offset
-    write_record(path, _MESSAGE, _VERSION, {"fingerprint": mark}, arrays)
-
-
-def load_message(path: Path, mark: str, supports: Supports) -> Below | None:
-    """The message, if there is one and it is of the same measurements; a damaged one is made anew."""
-    if not os.path.exists(path):
-        return None
-    try:
-        header, arrays = read_record(path, _MESSAGE, _VERSION)
-    except ValueError:
-        return None
-    if header.get("fingerprint") != mark:
-        return None
-    numbers = np.array([supports.number(projector) for projector in arrays["projectors"]], dtype=np.int64)
-    support, offset = numbers[arrays["support"]], arrays.get("offset")
-    return Below(arrays["matrix"], arrays["vector"], support, arrays["measured"], arrays["families"], offset)

@@ -72,7 +72,7 @@ class Classes:
 
     def rotate(self, counts: np.ndarray) -> np.ndarray:
         """[n, cells] in C order of the schema to [n, dense, columns], the columns of a class side by side."""
-        x = counts.reshape(-1, *self.schema.shape)
+        x = counts.reshape(len(counts), *self.schema.shape)
         x = np.transpose(x, (0, *(axis + 1 for axis in (*self._dense, *self._clean))))
         x = np.ascontiguousarray(x).reshape(len(x), self.num_dense, *self._sizes)
         out = np.empty((len(x), self.num_dense, self.num_columns), _float_of(x))
@@ -98,7 +98,7 @@ class Classes:
         full = [place for place, axis in enumerate(self._clean) if query.is_full(axis)]
         order = [*self._dense, *(self._clean[place] for place in full)]
         rest = [axis for axis in range(len(query.shape)) if axis not in order]
-        y = values.reshape(-1, *query.shape).astype(out.dtype, copy=False)
+        y = values.reshape(len(values), *query.shape).astype(out.dtype, copy=False)
         y = np.transpose(y, (0, *(axis + 1 for axis in (*order, *rest))))
         rows = math.prod(query.shape[axis] for axis in self._dense)
         y = np.ascontiguousarray(y).reshape(len(values), rows, math.prod(self._sizes[place] for place in full))
@@ -134,7 +134,7 @@ class Classes:
         for some, columns in zip(self._classes, self.slices, strict=True):
             if some <= set(places):
                 where, _ = self._where(some, places)
-                piece = x[(slice(None), slice(None), *where)].reshape(len(x), x.shape[1], -1)
+                piece = x[(slice(None), slice(None), *where)].reshape(len(x), x.shape[1], columns.stop - columns.start)
                 if add:
                     out[:, :, columns] += piece
                 else:
@@ -197,8 +197,8 @@ class Classes:
         """[n, dense]: the dense cells counted by those answers of a query that are zero, [n, size]."""
         shape = [query.shape[axis] for axis in (*self._dense, *self._clean)]
         rows = math.prod(shape[: len(self._dense)])
-        x = np.transpose(is_zero.reshape(-1, *query.shape), (0, *(axis + 1 for axis in (*self._dense, *self._clean))))
-        x = x.reshape(len(is_zero), rows, -1)
+        x = np.transpose(is_zero.reshape(len(is_zero), *query.shape), (0, *(axis + 1 for axis in (*self._dense, *self._clean))))
+        x = x.reshape(len(is_zero), rows, math.prod(shape[len(self._dense) :]))
         if (x.any(axis=2) != x.all(axis=2)).any():
             raise ValueError(f"zeros: {query.name!r} is zero for some levels of {', '.join(self.clean_names)} only.")
         return (x[:, :, 0] @ self.dense_matrix(query)) > 0
@@ -206,7 +206,7 @@ class Classes:
 
 def split_by(schema: Schema, query: Query, is_zero: np.ndarray) -> dict[str, str]:
     """The attributes along which zeros of a query, [n, size] truths, differ, with the query's name."""
-    grid = is_zero.reshape(-1, *query.shape)
+    grid = is_zero.reshape(len(is_zero), *query.shape)
     axes = range(1, grid.ndim)
     return {schema.names[axis - 1]: query.name for axis in axes if (grid.any(axis=axis) != grid.all(axis=axis)).any()}
 

@@ -75,6 +75,19 @@ def with_weights(regions: Mapping[Any, Any]) -> list[Mapping[Any, float]]:
     return found
 
 
+def as_vectors(given: Sequence[Any], size: int) -> np.ndarray:
+    """[t, size]: coefficients of every cell, from arrays of any shape.
+
+    Raises:
+        ValueError: if one is not of that size.
+    """
+    vectors = [np.asarray(vector, dtype=float).reshape(-1) for vector in given]
+    wrong = [len(vector) for vector in vectors if len(vector) != size]
+    if wrong:
+        raise ValueError(f"coefficients must be of all {size} cells, got {wrong[0]}.")
+    return np.array(vectors).reshape(len(vectors), size)
+
+
 def merge(left: Terms, right: Terms) -> Terms:
     """Both, added up where they meet."""
     sums, nodes = (np.concatenate([getattr(left, name), getattr(right, name)]) for name in ("sums", "nodes"))

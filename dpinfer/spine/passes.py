@@ -257,7 +257,18 @@ def multipliers(classes: Classes, below: Below, above: Estimate, covariances: bo
 
 
 def restricted_inverse(matrices: np.ndarray, support: np.ndarray, supports: Supports) -> np.ndarray:
-    """Inverses of symmetric [n, classes, dense, dense] within their supports, zero outside."""
+    """Inverses of symmetric [n, classes, dense, dense] within their supports, zero outside.
+
+    Raises:
+        ValueError: if one is singular in 64 bit, for variances too far apart.
+    """
+    try:
+        return _restricted_inverse(matrices, support, supports)
+    except np.linalg.LinAlgError:
+        raise ValueError("variances must not be further apart than a factor of some 1e8: the equations are singular.") from None
+
+
+def _restricted_inverse(matrices: np.ndarray, support: np.ndarray, supports: Supports) -> np.ndarray:
     if supports.are_whole(support):
         found = np.linalg.inv(matrices)
         return (found + np.swapaxes(found, -1, -2)) / 2

@@ -7,6 +7,7 @@ of Constraint is a bound on a query, or its exact value. Codes, variances and ze
 wanted, some units at a time.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer.spine.classes import Classes, split_by
-from dpinfer.spine.product_files import LevelFiles, of_part
+from dpinfer.spine.product_files import Digests, LevelFiles, Zeros
 from dpinfer.spine.schema import Query, Schema, pl94_persons, pl94_units
 
+_LEVELS = ("US", "State", "County", "Tract", "Block_Group", "Block")
 _FOLDER = "a folder with one sub-folder a level, such as County.parquet/DPQuery"
 
 
@@ -90,44 +92,59 @@ class Product:
         _checks.choice("zeros", zeros, ("pushed_down", "stated", "none"))
         self.folder = _product_folder(Path(folder))
         self.zeros = zeros
+        self._digests = Digests()
         self._connection = duckdb.connect()
         self._connection.execute("SET enable_progress_bar = false")
-        found = [LevelFiles(self._connection, path) for path in sorted(self.folder.glob("*.parquet")) if path.is_dir()]
-        found = sorted((files for files in found if files.paths["DPQuery"] or files.paths["Constraint"]), key=lambda f: f.width)
-        for above, below in pairwise(found):
-            if above.width == below.width:
-                raise ValueError(
-                    f"The codes of {above.name} and {below.name} are equally long; a unit's code begins its children's."
-                )
-        names = [files.name for files in found]
-        exact = [level_named(names, name, "exact_levels") for name in listed(exact_levels)]
-        found = found[names.index(level_named(names, top, "top")) if top is not None else 0 :]
-        if len(found) < 2:
-            raise ValueError(f"{self.folder} must hold two levels or more, got {', '.join(names) or 'none'}.")
-        self._files = found
-        self.schema = _schema_of(found) if schema is None else schema
-        names = self._read_names()
-        self.units = self._read_units(names, exact)
+        self._files = _in_order(self._connection, self.folder, top)
+        exact = [level_named([files.name for files in self._files], name, "exact_levels") for name in listed(exact_levels)]
+        self.schema = _schema_of(self._files) if schema is None else schema
+        self._read_queries()
+        self._read_units(exact)
 
     # ---- what there is ----
 
-    def _read_names(self) -> dict[str, int]:
-        """Numbers of the measured queries, by their names in the files."""
+    def _read_queries(self) -> None:
+        """The measured queries, and their numbers by the names in the files."""
         self.queries: list[Query] = []
-        numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         for files in self._files:
             for name, query in files.queries("DPQuery", self.schema).items():
-                if name not in numbers:
-                    numbers[name] = len(self.queries)
-                    self.queries.append(query)
-                elif self.queries[numbers[name]].groups != query.groups:
+                known = [number for number, other in enumerate(self.queries) if other.name == query.name]
+                if known and self.queries[known[0]].groups != query.groups:
                     raise ValueError(f"{files.name}: the query {name!r} has other recodes than at other levels.")
+                self._numbers[name] = known[0] if known else len(self.queries)
+                if not known:
+                    self.queries.append(query)
         self._num_noisy = len(self.queries)
-        return numbers
 
-    def _read_units(self, names: dict[str, int], exact_levels: Sequence[str]) -> list[Units]:
+    def _read_units(self, exact_levels: Sequence[str]) -> None:
+        codes, parents = self._read_codes()
+        for files, own in zip(self._files, codes, strict=True):
+            files.register(own)
+        noisy = [files.variances(self._numbers) for files in self._files]
+        zeros = [self._read_zeros(depth) for depth in range(len(self._files))]
+        self._exact = [self._read_exact(files, files.name in exact_levels) for files in self._files]
+        split: dict[str, str] = {}
+        for one in (one for own in zeros for one in own):
+            split |= split_by(self.schema, one.query, one.truths)
+        self.classes = Classes(self.schema, [*self.queries, *(one.query for own in zeros for one in own)], split)
+        self.units: list[Units] = []
+        for depth, files in enumerate(self._files):
+            is_zero = np.zeros((len(codes[depth]), self.classes.num_dense), dtype=bool)
+            for one in zeros[depth]:
+                np.logical_or.at(is_zero, one.units, self.classes.zero_rows(one.query, one.truths)[one.kind])
+            if self.zeros == "pushed_down" and depth:
+                is_zero |= self.units[-1].is_zero[parents[depth]]
+            exact = np.full((len(is_zero), len(self.queries) - self._num_noisy), np.inf)
+            for number, (at, _) in self._exact[depth].items():
+                exact[at, number - self._num_noisy] = 0.0
+            variances = np.concatenate([noisy[depth], exact], axis=1)
+            self.units.append(Units(files.name, codes[depth], parents[depth], variances, is_zero))
+
+    def _read_codes(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The codes of each level, and the places of the units above."""
         codes = [files.codes() for files in self._files]
-        parents: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(codes)
+        parents = [np.zeros(len(codes[0]), dtype=np.int64)] * len(codes)
         for depth in range(len(codes) - 1, 0, -1):
             above = _beginnings(codes[depth], self._files[depth - 1].width, codes[depth - 1])
             first = np.ones(len(above), dtype=bool)
@@ -136,48 +153,33 @@ class Product:
             codes[depth - 1] = np.union1d(codes[depth - 1], above[first])
             parents[depth] = np.searchsorted(codes[depth - 1], above[first])[np.cumsum(first) - 1]
         parents[0] = np.zeros(len(codes[0]), dtype=np.int64)
-        self._sizes = {number: self.queries[number].size for number in range(self._num_noisy)}
-        variances = []
-        for files, own in zip(self._files, codes, strict=True):
-            files.register(own)
-            variances.append(files.variances(names))
-        zeros, self._exact = self._read_constraints(codes, exact_levels)
-        split: dict[str, str] = {}
-        for query, truths, _, _ in (one for own in zeros for one in own):
-            split |= split_by(self.schema, query, truths)
-        constrained = [query for own in zeros for query, *_ in own]
-        self.classes = Classes(self.schema, [*self.queries, *constrained], split)
-        units = []
-        for depth, (files, own) in enumerate(zip(self._files, codes, strict=True)):
-            is_zero = np.zeros((len(own), self.classes.num_dense), dtype=bool)
-            for query, truths, at, kind in zeros[depth]:
-                np.logical_or.at(is_zero, at, self.classes.zero_rows(query, truths)[kind])
-            if self.zeros == "pushed_down" and depth:
-                is_zero |= units[-1].is_zero[parents[depth]]
-            exact = np.full((len(own), len(self.queries) - self._num_noisy), np.inf)
-            for number, at, _ in self._exact[depth]:
-                exact[at, number - self._num_noisy] = 0.0
-            units.append(Units(files.name, own, parents[depth], np.concatenate([variances[depth], exact], axis=1), is_zero))
-        return units
+        alone = np.setdiff1d(np.arange(len(codes[0])), parents[1])
+        if alone.size:
+            names = f"{self._files[0].name} {codes[0].astype(str)[alone[0]].item()!r}"
+            raise ValueError(
+                f"{names} has no units below it: their codes at {self._files[1].name} must begin with its own. Are files missing?"
+            )
+        return codes, parents
 
-    def _read_constraints(self, codes: list[np.ndarray], exact_levels: Sequence[str]) -> Any:
-        """By level the zeros, as the files give them, and the exact answers (query's number, units, values)."""
-        zeros: list[list[tuple[Query, np.ndarray, np.ndarray, np.ndarray]]] = []
-        exact: list[list[tuple[int, np.ndarray, np.ndarray]]] = []
-        numbers: dict[str, int] = {}
-        for depth, files in enumerate(self._files):
-            ignored = self.zeros == "none" or (self.zeros == "stated" and depth == len(self._files) - 1)
-            zeros.append([] if ignored else files.zeros(self.schema))
-            exact.append([])
-            if files.name in exact_levels:
-                for name, (query, at, values) in files.equalities(self.schema).items():
-                    if name not in numbers:
-                        numbers[name] = len(self.queries)
-                        self.queries.append(query)
-                    exact[-1].append((numbers[name], at, values))
-                if not exact[-1]:
-                    raise ValueError(f"exact_levels: the constraints of {files.name} hold no equality but zeros.")
-        return zeros, exact
+    def _read_zeros(self, depth: int) -> list[Zeros]:
+        is_ignored = self.zeros == "none" or (self.zeros == "stated" and depth == len(self._files) - 1)
+        return [] if is_ignored else self._files[depth].zeros(self.schema)
+
+    def _read_exact(self, files: LevelFiles, is_wanted: bool) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The units and values of exact queries by their numbers."""
+        if not is_wanted:
+            return {}
+        found = {}
+        for one in files.equalities(self.schema):
+            exact = self.queries[self._num_noisy :]
+            known = [number for number, query in enumerate(exact, self._num_noisy) if query == one.query]
+            number = known[0] if known else len(self.queries)
+            if not known:
+                self.queries.append(one.query)
+            found[number] = (one.units, one.values)
+        if not found:
+            raise ValueError(f"exact_levels: the constraints of {files.name} hold no equality but zeros.")
+        return found
 
     # ---- values ----
 
@@ -192,6 +194,10 @@ class Product:
             ValueError: if there is no such level.
         """
         return self.level_names.index(level_named(self.level_names, level, "level"))
+
+    def level_codes(self, level: str) -> list[str]:
+        """The codes of the units of a level, in order."""
+        return self.units[self.depth(level)].codes.tolist()
 
     def find(self, codes: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """The depths and places of units by their codes.
@@ -212,30 +218,63 @@ class Product:
         return depths, places
 
     def values(self, depth: int, start: int, stop: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query the places of the units in a range that answer it, and their answers [units, answers], in 64 bit."""
-        own = self.units[depth].packed[start:stop]
-        found = self._files[depth].values(own, [query.name for query in self.queries[: self._num_noisy]], self._sizes)
+        """For each query the places of the units in a range that answer it, in order, and their answers [units, answers].
+
+        Raises:
+            ValueError: if a row is not what it should be, or has gone since the product was opened.
+        """
+        units, sizes = self.units[depth], [query.size for query in self.queries[: self._num_noisy]]
+        is_measured = np.isfinite(units.variances[start:stop, : self._num_noisy])
+        found = self._files[depth].values(units.packed[start:stop], self._numbers, sizes, is_measured)
         found = [(at + start, values) for at, values in found]
         for number in range(self._num_noisy, len(self.queries)):
-            at, values = np.zeros(0, dtype=np.int64), np.zeros((0, self.queries[number].size))
-            for exact, units, answers in self._exact[depth]:
-                if exact == number:
-                    inside = (units >= start) & (units < stop)
-                    at, values = units[inside], answers[inside]
-            found.append((at, values))
+            nothing = np.zeros(0, dtype=np.int64), np.zeros((0, self.queries[number].size))
+            at, values = self._exact[depth].get(number, nothing)
+            order = np.argsort(at)
+            order = order[(at[order] >= start) & (at[order] < stop)]
+            found.append((at[order], values[order]))
         return found
 
-    def sources(self, depth: int, code: bytes) -> list[tuple[str, int]]:
-        """Names and sizes of the files that hold a unit's level and part."""
-        paths = of_part(self._files[depth].paths["DPQuery"], code.decode(), code.decode())
-        return [(os.fspath(Path(path).relative_to(self.folder)), os.path.getsize(path)) for path in paths]
+    def content(self, depth: int, start: int, stop: int) -> list[str]:
+        """Digests of what is measured and exact of the units in a range, by whole files."""
+        if stop == start:
+            return []
+        packed = self.units[depth].packed
+        paths = self._files[depth].holding(packed[start].decode(), packed[stop - 1].decode())
+        found = [self._digests.of(path) for path in paths]
+        for number, (at, values) in sorted(self._exact[depth].items()):
+            inside = (at >= start) & (at < stop)
+            order = np.argsort(at[inside])
+            found.append(f"{number} {hashlib.blake2b(values[inside][order].tobytes(), digest_size=16).hexdigest()}")
+        return found
+
+
+def _in_order(connection: Any, folder: Path, top: str | None) -> list[LevelFiles]:
+    """The files of the levels from the top down."""
+    found = [LevelFiles(connection, path) for path in sorted(folder.glob("*.parquet")) if path.is_dir()]
+    found = [files for files in found if not files.is_empty]
+    if all(files.name in _LEVELS for files in found):
+        found.sort(key=lambda files: _LEVELS.index(files.name))
+    else:
+        found.sort(key=lambda files: files.width)
+    names = [files.name for files in found]
+    found = found[names.index(level_named(names, top, "top")) if top is not None else 0 :]
+    if len(found) < 2:
+        begin = "" if top is None else f" from {top} on"
+        raise ValueError(f"{folder} must hold two levels or more{begin}, got {', '.join(f.name for f in found) or 'none'}.")
+    for above, below in pairwise(found):
+        if above.width >= below.width and above is not found[0]:
+            raise ValueError(f"The codes of {above.name} must be shorter than those of {below.name}, which begin with them.")
+    return found
 
 
 def _beginnings(codes: np.ndarray, width: int, above: np.ndarray) -> np.ndarray:
-    """The first characters of codes, which name the unit above; where that level has one short code, it is above all."""
-    if width == 0 or (width == 1 and len(above) == 1 and above[0] == b"0"):
-        return np.full(len(codes), above[0] if len(above) else b"")
-    return np.ascontiguousarray(codes.view("S1").reshape(len(codes), -1)[:, :width]).view(f"S{width}")[:, 0]
+    """The first characters of codes, which name the unit above; one unit of another name, such as the country, is above all."""
+    found = codes.view("S1").reshape(len(codes), -1)[:, :width]
+    begun = np.ascontiguousarray(found).view(f"S{width}")[:, 0] if found.shape[1] == width > 0 else np.zeros(len(codes), "S1")
+    if len(above) == 1 and not (begun == above[0]).any():
+        return np.full(len(codes), above[0])
+    return begun
 
 
 def _product_folder(folder: Path) -> Path:

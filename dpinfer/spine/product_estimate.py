@@ -12,17 +12,10 @@ from dpinfer._progress import reporter
 from dpinfer.spine import functionals
 from dpinfer.spine.areas import AreaAnswers, Areas
 from dpinfer.spine.certificate import Certificate, Walk
-from dpinfer.spine.chunks import (
-    Chunk,
-    check_children,
-    fingerprint,
-    load_message,
-    make_plan,
-    message_path,
-    save_message,
-    whole_level,
-)
+from dpinfer.spine.chunks import Chunk, make_plan, whole_level
 from dpinfer.spine.functionals import Form, Terms
+from dpinfer.spine.messages import fingerprint, load_message, message_path, save_message
+from dpinfer.spine.missing_units import check_children
 from dpinfer.spine.passes import Below, Estimate, join
 from dpinfer.spine.product import Product, level_named, listed
 from dpinfer.spine.supports import Supports
@@ -50,12 +43,10 @@ class ProductEstimate:
     def _messages(
         self, folder: Path | None, under: Sequence[str] | None, progress: bool | Callable[[int, int], None]
     ) -> list[Below | None]:
-        codes = self.product.units[self._plan.cut].packed
-        wanted = [chunk for chunk in self._chunks if under is None or codes[chunk.cut.start].decode().startswith(tuple(under))]
-        if under is not None and not wanted:
-            known = ", ".join(self.product.units[min(1, self._plan.cut)].codes[:6])
-            raise ValueError(f"under must be beginnings of codes, such as {known}; none begins with {', '.join(under)}.")
+        wanted = self._chunks if under is None else [chunk for chunk in self._chunks if self._is_under(chunk, under)]
         if folder is not None:
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"work must be a folder, {folder} is a file.")
             folder.mkdir(parents=True, exist_ok=True)
         tell = reporter(progress, sum(map(len, wanted)), self.product.units[-1].name)
         found: list[Below | None] = []
@@ -66,6 +57,10 @@ class ProductEstimate:
         finally:
             tell(None)
         return found
+
+    def _is_under(self, chunk: Chunk, under: Sequence[str]) -> bool:
+        codes = self.product.units[self._plan.cut].packed[chunk.cut]
+        return any(code.decode().startswith(tuple(under)) for code in codes)
 
     def _message(self, chunk: Chunk, folder: Path | None, *, keep: bool) -> Below | None:
         if folder is None:
@@ -184,10 +179,8 @@ class ProductEstimate:
             values and stddev [functionals, 1].
         """
         classes = self.product.classes
-        given = [np.reshape(vector, -1).astype(float) for one in coefficients for vector in one.values()]
-        if any(len(vector) != classes.schema.size for vector in given):
-            raise ValueError(f"coefficients must be of all {classes.schema.size} cells of a unit.")
-        vectors = classes.rotate(np.array(given).reshape(len(given), classes.schema.size))
+        given = [vector for one in coefficients for vector in one.values()]
+        vectors = classes.rotate(functionals.as_vectors(given, classes.schema.size))
 
         def means(at: np.ndarray, mean: np.ndarray) -> np.ndarray:
             return np.einsum("tij,tij->t", vectors[at], mean)
@@ -277,21 +270,23 @@ class ProductEstimate:
                 upper = self._stages[depth - 1].below.families > 0
                 walk.sums(self._estimates[depth - 1].mean, estimate.mean, stage.level.parent, upper)
         assert path is not None
-        for chunk in self._chunks:
-            below, stages = chunk.up()
-            estimates = chunk.down(self._top(chunk), below, stages)
-            above, heard, inside = self._top(chunk), below, path[chunk.cut]
-            for stage, estimate in zip(stages, estimates, strict=True):
-                inside = walk.step(stage.level, stage.below, estimate, inside)
-                walk.sums(above.mean, estimate.mean, stage.level.parent, heard.families > 0)
-                above, heard = estimate, stage.below
-            total = np.zeros(above.mean.shape)
-            for _, level, found, _ in chunk.leaves(above, heard, covariances=False, dtype=np.float64):
-                walk.step(level, None, found, inside)
-                np.add.at(total, level.parent, found.mean)
-            walk.sums(above.mean, total, np.arange(len(total)), heard.families > 0)
-            tell(len(chunk))
-        tell(None)
+        try:
+            for chunk in self._chunks:
+                below, stages = chunk.up()
+                estimates = chunk.down(self._top(chunk), below, stages)
+                above, heard, inside = self._top(chunk), below, path[chunk.cut]
+                for stage, estimate in zip(stages, estimates, strict=True):
+                    inside = walk.step(stage.level, stage.below, estimate, inside)
+                    walk.sums(above.mean, estimate.mean, stage.level.parent, heard.families > 0)
+                    above, heard = estimate, stage.below
+                total = np.zeros(above.mean.shape)
+                for _, level, found, _ in chunk.leaves(above, heard, covariances=True, dtype=np.float64):
+                    walk.step(level, None, found, inside)
+                    np.add.at(total, level.parent, found.mean)
+                walk.sums(above.mean, total, np.arange(len(total)), heard.families > 0)
+                tell(len(chunk))
+        finally:
+            tell(None)
         return walk.result()
 
 
@@ -358,6 +353,13 @@ def prepare_messages(
     """
     memory = _checks.integer("memory", memory, least=2**20)
     estimate = ProductEstimate(product, memory, _cut(product, cut), np.float64)
+    codes = product.level_codes(estimate.cut)
+    lost = [one for one in listed(under) if not any(code.startswith(one) for code in codes)]
+    if lost or not listed(under):
+        raise ValueError(
+            f"under must be beginnings of the codes of units at {estimate.cut}, such as {', '.join(codes[:3])}; none begins with "
+            f"{', '.join(lost) or 'nothing'}."
+        )
     return len(estimate._messages(Path(work), listed(under), progress))
 
 
@@ -366,10 +368,9 @@ def _cut(product: Product, cut: str | None) -> int | None:
 
 
 def _leaf_dtype(dtype: Any) -> np.dtype:
-    found = np.dtype(dtype)
-    if found not in (np.float32, np.float64):
+    if dtype not in (np.float32, np.float64, "float32", "float64", np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"leaf_dtype must be numpy.float32 or numpy.float64, got {dtype!r}.")
-    return found
+    return np.dtype(dtype)
 
 
 def _chosen(span: tuple[int, int], areas: Areas, places: np.ndarray) -> Areas:

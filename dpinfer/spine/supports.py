@@ -103,7 +103,9 @@ class Supports:
             for projector, own in zip(self._projectors[number], self.held(constraint), strict=True):
                 basis = _basis(projector)
                 seen = own @ basis
-                found.append(basis @ np.linalg.pinv(seen, rcond=_ZERO))
+                # Singular values below this are rounding, where siblings leave nothing open.
+                largest = float(np.linalg.norm(seen, 2)) if seen.size else 0.0
+                found.append(basis @ np.linalg.pinv(seen, rcond=_ZERO / min(1.0, max(largest, _ZERO))))
             self._solvers[number, constraint] = np.stack(found)
         return self._solvers[number, constraint]
 

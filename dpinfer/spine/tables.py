@@ -44,7 +44,7 @@ def write_tables(
     estimate: ProductEstimate,
     path: str | os.PathLike[str],
     levels: str | Sequence[str],
-    queries: Iterable[Query | str] | None = None,
+    queries: str | Iterable[Query | str] | None = None,
     *,
     coverage: float = 0.95,
     progress: bool | Callable[[int, int], None] = False,
@@ -69,16 +69,19 @@ def write_tables(
     target, form = Path(path), table_format(path)
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}.")
-    depths = [estimate.product.depth(name) for name in listed(levels)]
+    if not target.parent.is_dir():
+        raise ValueError(f"path must lie in a folder that exists, got {os.fspath(path)!r}.")
+    depths = list(dict.fromkeys(estimate.product.depth(name) for name in listed(levels)))
     schema = estimate.product.schema
-    wanted = default_queries(estimate) if queries is None else [_query(schema, query) for query in queries]
+    wanted = default_queries(estimate) if queries is None else [_query(schema, query) for query in listed(queries)]
+    wanted = list(dict.fromkeys(wanted))
     if not wanted or not depths:
         raise ValueError("levels and queries must name at least one each.")
     at_once = max(1, _ROWS // sum(query.size for query in wanted))
     tell = reporter(progress, sum(len(estimate.product.units[depth]) for depth in depths), "units")
     # Beside the target, so that the last step is a renaming.
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-    rows = 0
+    rows, parts = 0, []
     try:
         with duckdb.connect() as connection:
             connection.execute("SET enable_progress_bar = false")
@@ -89,11 +92,12 @@ def write_tables(
                         part = _part(areas, start, at_once)
                         columns = _columns(part, name, wanted, coverage)
                         rows += len(columns["value"])
-                        connection.execute(f"COPY (SELECT * FROM columns) TO '{_quoted(folder / f'{rows:012d}.parquet')}'")
+                        parts.append(folder / f"{rows:012d}.parquet")
+                        connection.execute(f"COPY (SELECT * FROM columns) TO {_quoted(parts[-1])}")
                         tell(len(part))
             whole = folder / f"whole{target.suffix}"
-            parts = _quoted(folder / "*[0-9].parquet")
-            connection.execute(f"COPY (SELECT * FROM read_parquet('{parts}')) TO '{_quoted(whole)}' {form}")
+            listing = ", ".join(map(_quoted, parts))
+            connection.execute(f"COPY (SELECT * FROM read_parquet([{listing}])) TO {_quoted(whole)} {form}")
         os.replace(whole, target)
     finally:
         tell(None)
@@ -117,4 +121,4 @@ def _query(schema: Schema, query: Query | str) -> Query:
 
 
 def _quoted(path: Path) -> str:
-    return os.fspath(path).replace("'", "''")
+    return "'" + os.fspath(path).replace("'", "''") + "'"

@@ -93,6 +93,8 @@ def tree_least_squares(
     """
     parents = np.asarray(parents)
     order = _levels(parents)
+    if not measured:
+        raise ValueError("measured must hold at least one Measured.")
     size = len(parents)
     queries = [_query(schema, one.query) for one in measured]
     zero_queries = [_query(schema, one.query) for one in zeros]
@@ -170,8 +172,10 @@ class TreeEstimate:
         """
         form = functionals.by_node(self.classes)
         eye = np.broadcast_to(np.eye(self.classes.num_dense), (self.classes.num_classes, *(self.classes.num_dense,) * 2))
-        sums, nodes, weights = _flat(functionals.with_weights(regions), self.num_nodes)
-        factors = np.asarray(weights, dtype=float)[:, None, None] * eye.reshape(1, *form.shape)
+        weighted = functionals.with_weights(regions)
+        sums, nodes = _flat(weighted, self.num_nodes)
+        weights = np.array([weight for one in weighted for weight in one.values()], dtype=float)
+        factors = weights[:, None, None] * eye.reshape(1, *form.shape)
         covariance = self._sweep(form, sums, nodes, factors, len(regions))
         mean = np.zeros((len(regions), self.classes.num_dense, self.classes.num_columns))
         for depth, estimate in enumerate(self._estimates):
@@ -186,11 +190,9 @@ class TreeEstimate:
         Returns:
             values and stddev [functionals, 1].
         """
-        sums, nodes, vectors = _flat(coefficients, self.num_nodes)
-        given = np.array([np.reshape(vector, -1) for vector in vectors], dtype=float).reshape(len(nodes), -1)
-        if len(nodes) and given.shape[1] != self.classes.schema.size:
-            raise ValueError(f"coefficients must be of all {self.classes.schema.size} cells of a node, got {given.shape[1]}.")
-        factors = self.classes.rotate(given.reshape(len(nodes), self.classes.schema.size))
+        sums, nodes = _flat(coefficients, self.num_nodes)
+        given = [vector for one in coefficients for vector in one.values()]
+        factors = self.classes.rotate(functionals.as_vectors(given, self.classes.schema.size))
         variance = self._sweep(functionals.by_cell(self.classes), sums, nodes, factors, len(coefficients))
         values = np.zeros(len(coefficients))
         for depth, estimate in enumerate(self._estimates):
@@ -226,7 +228,8 @@ class TreeEstimate:
             given = np.asarray(counts, dtype=float)
             if given.shape != (self.num_nodes, self.classes.schema.size):
                 raise ValueError(f"counts must be [{self.num_nodes}, {self.classes.schema.size}], got shape {given.shape}.")
-            estimates = [Estimate(self.classes.rotate(given[nodes]), np.zeros(0)) for nodes in self._order]
+            rotated = [self.classes.rotate(given[nodes]) for nodes in self._order]
+            estimates = [own._replace(mean=mean) for own, mean in zip(self._estimates, rotated, strict=True)]
         for depth, (stage, estimate) in enumerate(zip(self._stages, estimates, strict=True)):
             path = walk.step(stage.level, stage.below, estimate, path)
             if depth:
@@ -309,7 +312,10 @@ def _rows(name: str, one: Measured, query: Query, size: int) -> tuple[Query, np.
             f"{name}.values must hold {query.size} answers to {query.name!r} for each of {len(nodes)} nodes, got shape "
             f"{values.shape}."
         )
-    given = np.broadcast_to(np.asarray(one.variances, dtype=float), len(nodes))
+    given = np.asarray(one.variances, dtype=float)
+    if given.shape not in ((), (1,), (len(nodes),)):
+        raise ValueError(f"{name}.variances must be one number or one for each of {len(nodes)} nodes, got shape {given.shape}.")
+    given = np.broadcast_to(given, len(nodes))
     if not (given >= 0).all():
         raise ValueError(f"{name}.variances must not be negative or nan; 0 is exact, infinity not measured.")
     variances = np.full(size, np.inf)
@@ -323,8 +329,7 @@ def _rows(name: str, one: Measured, query: Query, size: int) -> tuple[Query, np.
     return query, everywhere, variances
 
 
-def _flat(given: Sequence[Mapping[int, Any]], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _flat(given: Sequence[Mapping[int, Any]], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which sum each term belongs to, and its node."""
     sums = np.repeat(np.arange(len(given)), [len(one) for one in given]).astype(np.int64)
-    nodes = _nodes("nodes", [node for one in given for node in one], size)
-    weights = [weight for one in given for weight in one.values()]
-    return sums, nodes, np.array(weights, dtype=float) if weights else np.zeros(0)
+    return sums, _nodes("nodes", [node for one in given for node in one], size)

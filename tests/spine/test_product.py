@@ -176,6 +176,19 @@ def test_a_stopped_run_goes_on_and_parts_may_be_prepared_apart(product, tmp_path
     done.clear()
     spine.product_least_squares(spine.Product(product.folder, zeros="stated"), work=tmp_path, **options)
     assert len(done) == parts
+    # What was measured in another part, but in the same chunk, is other.
+    copy = tmp_path / "copy" / "files"
+    shutil.copytree(product.folder, copy)
+    one = {"work": tmp_path / "copy", "cut": "US"}
+    spine.product_least_squares(spine.Product(copy), **one)
+    done.clear()
+    spine.product_least_squares(spine.Product(copy), **one)
+    assert not done
+    part = sorted((copy / "Block.parquet" / "DPQuery" / "State=150").glob("*.parquet"))[0]
+    duckdb.execute(f"COPY (SELECT * REPLACE ([x + 1 FOR x IN value] AS value) FROM '{part}') TO '{part}.new' (FORMAT parquet)")
+    (part.parent / f"{part.name}.new").replace(part)
+    spine.product_least_squares(spine.Product(copy), **one)
+    assert len(done) == 1
     # States one by one.
     apart = tmp_path / "apart"
     first = spine.prepare_messages(product, apart, under=["050"], **options)
@@ -279,7 +292,7 @@ def write(folder, level, rows, kind="DPQuery"):
     ("rows", "message"),
     [
         ([row("1", "total_dpq", "[1, 2]")], "a row of 'total' holds 2 values, its recodes make 1"),
-        ([row("1", "total_dpq", "[1]"), row("1", "total_dpq", "[2]")], "'1' has two rows of 'total_dpq'"),
+        ([row("1", "total_dpq", "[1]"), row("1", "total_dpq", "[2]")], "'1' has two rows of 'total'"),
         ([row("1", "hhgq_dpq", "[1]", hhgq="races")], "which the schema does not know"),
         ([row("1", "total_dpq", "[1]", -1.0)], "negative variance"),
         ([row("1", "total_dpq", "[1]"), row("22", "total_dpq", "[1]")], "must all be equally long"),
@@ -287,6 +300,11 @@ def write(folder, level, rows, kind="DPQuery"):
         ([row("1", "total_dpq", "[1]", None)], "lacks the column variance"),
         ([row("1", "total_dpq", "[1]"), row("2", "total_dpq", "[8]", hhgq="hhgq")], "two sets of recodes"),
         ([row("1", "hhgq_dpq", "[1, 2, 3, 4, 5, 6, 7, NULL]", hhgq="hhgq")], "holds a null, or one among its values"),
+        ([row("1", "total_dpq", "[1]", value="['nan'::DOUBLE]")], "holds a value that is not finite"),
+        ([row("1", "total_dpq", "[1]", value="['1']")], "must hold lists of numbers, got VARCHAR"),
+        ([row("1", "total_dpq", "[1]", geocode="1")], "geocode of DPQuery must hold text, got INTEGER"),
+        ([row("1", "total_dpq", "[1]", query_name="NULL::VARCHAR")], "without a query_name"),
+        ([row("1", "total_dpq", "[1]"), row("1", "total", "[1]")], "'1' has two rows of 'total'"),
     ],
 )
 def test_files_that_are_not_what_they_should_be(tmp_path, rows, message):
@@ -294,6 +312,72 @@ def test_files_that_are_not_what_they_should_be(tmp_path, rows, message):
     write(tmp_path, "State", rows)
     with pytest.raises(ValueError, match=message):
         spine.Product(tmp_path).values(1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("1", "total_con", "[0]", sign="'=='")], "must be '=', '<=' or '>=', got '=='"),
+        ([row("1", "total_con", "[5]"), row("1", "total_con", "[6]")], "'1' has two rows of 'total_con'"),
+        ([row("1", "hhgq_total_ub_con", "[0, 1]", hhgq="hhgq")], "does not hold 8 values"),
+    ],
+)
+def test_constraints_that_are_not_what_they_should_be(tmp_path, rows, message):
+    for level, code in (("US", ""), ("State", "1")):
+        write(tmp_path, level, [row(code, "total_dpq", "[1]")])
+    write(tmp_path, "State", rows, "Constraint")
+    with pytest.raises(ValueError, match=message):
+        spine.Product(tmp_path, exact_levels="State")
+
+
+def test_signs_that_are_missing_are_told_by_the_name(tmp_path):
+    for level, code in (("US", ""), ("State", "1")):
+        write(tmp_path, level, [row(code, "total_dpq", "[1]")])
+    bounds = [
+        row("1", f"hhgq_total_{end}_con", "[1, 0, 1, 1, 1, 1, 1, 1]", hhgq="hhgq", sign="NULL::VARCHAR") for end in ("lb", "ub")
+    ]
+    write(tmp_path, "State", bounds[:1], "Constraint")
+    assert spine.Product(tmp_path).classes.dense_names == ()
+    write(tmp_path, "State", bounds[1:], "Constraint")
+    assert spine.Product(tmp_path).units[1].is_zero.tolist() == [[i == 1 for i in range(8)]]
+
+
+@pytest.mark.parametrize("country", ["", "0", "US", "0100000US"])
+def test_the_country_is_above_all_whatever_its_code(tmp_path, country):
+    for level, codes in (("US", [country]), ("State", ["1", "2"])):
+        # A suffix at one level, none at the other.
+        write(tmp_path, level, [row(code, "total_dpq" if code == country else "total", "[5]") for code in codes])
+    product = spine.Product(tmp_path)
+    assert [units.codes.tolist() for units in product.units] == [[country], ["1", "2"]]
+    assert [query.name for query in product.queries] == ["total"]
+    assert np.isfinite(product.units[0].variances).all()
+    assert np.isfinite(product.units[1].variances).all()
+
+
+def test_states_without_counties(tmp_path):
+    write(tmp_path, "State", [row(code, "total_dpq", "[5]") for code in ("1", "2")])
+    write(tmp_path, "County", [row("11", "total_dpq", "[5]")])
+    with pytest.raises(ValueError, match="State '2' has no units below it"):
+        spine.Product(tmp_path)
+
+
+def test_housing_units_whose_totals_are_exact_everywhere(tmp_path):
+    rng = np.random.default_rng(0)
+    occupied = {"11": (3, 9), "12": (1, 4), "21": (0, 7)}
+    for level, codes in (("US", [""]), ("State", ["1", "2"]), ("County", ["11", "12", "21"])):
+        truth = [np.sum([x for code, x in occupied.items() if code.startswith(unit)], axis=0) for unit in codes]
+        noisy = [f"{list(map(int, x + rng.integers(-3, 4, 2)))}" for x in truth]
+        plain = {"hhgq": "", "votingage": "", "hispanic": "", "cenrace": ""}
+        write(tmp_path, level, [row(c, "detailed_dpq", x, 4.0, **plain, h1="'h1'") for c, x in zip(codes, noisy, strict=True)])
+        totals = [row(c, "total_con", f"[{x.sum()}]", 0.0, **plain, h1="'*'") for c, x in zip(codes, truth, strict=True)]
+        write(tmp_path, level, totals, "Constraint")
+    product = spine.Product(tmp_path, exact_levels=["US", "State", "County"])
+    assert product.schema.shape == (2,)
+    estimate = spine.product_least_squares(product)
+    found = estimate.areas("County").answer("total")
+    np.testing.assert_allclose(found.values[:, 0], [12, 5, 7], rtol=1e-12)
+    assert np.abs(found.stddev).max() < 1e-6
+    assert estimate.certificate().holds(1e-9)
 
 
 def test_folders_that_are_no_product(tmp_path):
@@ -306,7 +390,7 @@ def test_folders_that_are_no_product(tmp_path):
     path = tmp_path / "P" / "State.parquet" / "DPQuery"
     path.mkdir(parents=True)
     (path / "part-0.parquet").write_text("no parquet")
-    with pytest.raises(ValueError, match="State: DPQuery is not readable"):
+    with pytest.raises(ValueError, match="State: files are not readable: .*Parquet"):
         spine.Product(tmp_path)
 
 
