@@ -14,7 +14,9 @@ DOCS = Path(__file__).parents[1] / "docs"
     "page",
     [
         pytest.param(
-            page, marks=[pytest.mark.slow] * (page.stem in ("data_aware", "few_bins", "hierarchies", "regions")), id=page.stem
+            page,
+            marks=[pytest.mark.slow] * (page.stem in ("census", "data_aware", "few_bins", "hierarchies", "regions")),
+            id=page.stem,
         )
         for page in sorted(DOCS.glob("*.md"))
     ],
