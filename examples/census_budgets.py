@@ -23,8 +23,7 @@ import jax
 import numpy as np
 
 import dpinfer as dpi
-from dpinfer.spine.budgets import TreeShape, mean_table_variances, optimize_shares, query_precisions
-from dpinfer.spine.schema import pl94_persons
+from dpinfer.spine import TreeShape, mean_table_variances, optimize_shares, pl94_persons, query_precisions
 
 LEVELS = ("US", "state", "county", "tract", "block group", "block")
 QUERIES = (

@@ -1,14 +1,7 @@
 """Noisy counts of a census-size geography: exact least squares over a tree whose nodes hold many cells each."""
 
 from dpinfer.spine.areas import AreaAnswers, Areas
-from dpinfer.spine.budgets import (
-    LearnedShares,
-    TreeShape,
-    mean_table_variances,
-    optimize_shares,
-    query_precisions,
-    table_variances,
-)
+from dpinfer.spine.budgets import LearnedShares, optimize_shares
 from dpinfer.spine.certificate import Certificate
 from dpinfer.spine.classes import Classes
 from dpinfer.spine.product import Product, Units
@@ -17,6 +10,8 @@ from dpinfer.spine.schema import Query, Schema, pl94_persons, pl94_units
 from dpinfer.spine.synthetic import Truth, write_product
 from dpinfer.spine.tables import default_queries, write_tables
 from dpinfer.spine.tree import Measured, TreeEstimate, Zeros, tree_least_squares
+from dpinfer.spine.tree_shape import TreeShape
+from dpinfer.spine.variances import mean_table_variances, query_precisions, table_variances
 
 __all__ = [
     "AreaAnswers",

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpinfer.spine.budgets import (
+from dpinfer.spine import (
     LearnedShares,
+    Schema,
     TreeShape,
     mean_table_variances,
     optimize_shares,
     query_precisions,
     table_variances,
 )
-from dpinfer.spine.schema import Schema
 
 SCHEMA = Schema({"a": 3, "b": 2, "c": 2}, {"coarse": ("a", (0, 1, 1)), "some": ("b", (-1, 0))})
 MEASURED = [SCHEMA.query(name) for name in ("total", "coarse", "b", "b * c", "detailed")]
