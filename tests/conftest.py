@@ -31,11 +31,20 @@ def pytest_addoption(parser):
     )
 
 
+def _unit(item):
+    """What is run as a whole: a test, or all slow tests with a module's fixture."""
+    definitions = item._fixtureinfo.name2fixturedefs
+    own = [name for name, found in definitions.items() if found[-1].scope == "module" and found[-1].baseid in item.nodeid]
+    return (item.path, *own) if own and item.get_closest_marker("slow") else item.nodeid
+
+
 def pytest_collection_modifyitems(config, items):
     first, share = map(int, config.getoption("--share").split("/"))
     cases = Counter(item.nodeid.partition("[")[0] for item in items)
     shared = [item for item in items if item.get_closest_marker("slow") or cases[item.nodeid.partition("[")[0]] > 1]
-    others = {item for place, item in enumerate(shared) if place % share != first - 1}
+    # Slow tests that need the same fixture of their module stay together, so that it is made once.
+    places = {unit: place for place, unit in enumerate(dict.fromkeys(map(_unit, shared)))}
+    others = {item for item in shared if places[_unit(item)] % share != first - 1}
     if others:
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]

@@ -41,6 +41,7 @@ def test_demo_prints_its_tables_and_names_the_figure(shown):
     assert (folder / "dpinfer-demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_demo_errors_agree_with_theory(shown):
     done, _ = shown
     rows = re.findall(
@@ -86,6 +87,7 @@ def july(tmp_path_factory):
     return folder, [command(*shlex.split(line)[1:], cwd=folder) for line in lines]
 
 
+@pytest.mark.slow
 def test_the_four_lines_of_the_readme(july):
     folder, (measured, inspected, inferred, answered) = july
     for done in (measured, inspected, inferred, answered):
@@ -113,6 +115,7 @@ def test_the_four_lines_of_the_readme(july):
     assert int(facts["quantiles"][0]["lower"]) - 100 < 1359 < int(facts["quantiles"][0]["upper"]) + 100
 
 
+@pytest.mark.slow
 def test_nothing_private_is_shown(july, tmp_path):
     folder, runs = july
     cells = dp.count(folder / "examples/data/departures_2013_07.csv", dp.Domain.load(folder / "examples/data/departures.toml"))
@@ -132,6 +135,7 @@ def test_nothing_private_is_shown(july, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["d.toml", "release.npz", "t.csv", "t.parquet"]
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_exit_code_1(july, monkeypatch, capsys):
     folder, _ = july
     data = ("examples/data/departures_2013_07.csv", "examples/data/departures.toml")
@@ -246,6 +250,7 @@ def test_a_plan_for_axes_of_different_lengths(tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(np.unique(release.scale), np.sort(1 / best.budgets), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_bad_options_exit_with_2(tmp_path):
     done = command("demo", "--epsilon", "0", cwd=tmp_path)
     assert done.returncode == 2

@@ -112,6 +112,7 @@ def test_a_record_counts_once_in_c_order_or_not_at_all():
     assert count(table, domain).tolist() == [0, 0, 1, 0, 1, 0, 0, 1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.none()), max_size=30))
 def test_a_column_of_anything_is_counted_like_one_value_at_a_time(values):
     domain = Domain({"x": Axis.integers(-2, 3, null="other", below="clip", above="drop")})

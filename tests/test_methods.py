@@ -110,6 +110,7 @@ def test_zeroed_subtrees_by_walking_down(tree):
     np.testing.assert_array_equal(batch[1], np.round(expected))
 
 
+@pytest.mark.slow
 def test_zeroed_subtrees_answers_from_nodes_and_has_no_intervals():
     tree = Tree.complete(8, 2, root=True)
     values = np.array([20, 0.4, 19, 3, -2.6, 12, 7, 4, -1, -1, 2.4, 6.6, 5, 6.7, 0.2])
@@ -122,6 +123,7 @@ def test_zeroed_subtrees_answers_from_nodes_and_has_no_intervals():
         zeroed_subtrees(dp.Measurement(Identity(4), np.zeros(4), "laplace", 1.0))
 
 
+@pytest.mark.slow
 def test_the_recommendation_depends_on_workload_and_records():
     assert methods.recommended(4096, workload="cells").strategy == Identity(4096)
     assert methods.recommended(4096, workload="cells").name == "cells, stacked"

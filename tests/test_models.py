@@ -53,6 +53,7 @@ def test_draws_are_cells(name):
     assert MODELS[name]() is MODELS[name]()  # so that the same model compiles once
 
 
+@pytest.mark.slow
 def test_the_logarithm_of_a_smooth_histogram_has_the_variance_and_the_correlation_it_says():
     n, amplitude, length, roughness = 64, 1.5, 0.15, 0.2
     held = {"level": 2.0, "amplitude": amplitude, "length": np.array([length]), "roughness": roughness}
@@ -68,12 +69,14 @@ def test_the_logarithm_of_a_smooth_histogram_has_the_variance_and_the_correlatio
     assert np.all(np.diff(found) < 0)
 
 
+@pytest.mark.slow
 def test_of_a_rough_histogram_the_logarithms_are_independent():
     held = {"level": 0.0, "amplitude": 1e-6, "length": np.array([0.1, 0.1]), "roughness": 0.7}
     logs = np.log(np.asarray(drawn(models.log_gaussian((5, 6)), 4000, **held)[""]))
     np.testing.assert_allclose(logs.T @ logs / 4000, 0.49 * np.eye(30), atol=5 * 0.49 * (2 / 4000) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_share_of_empty_cells_is_as_it_says():
     held = {"level": 0.5, "tail": 2.0, "floor": 1.5}
     found = drawn(models.sparse_counts(500), 200, **held)
@@ -87,6 +90,7 @@ def test_the_share_of_empty_cells_is_as_it_says():
     assert cells[below].max() < 0.02 * np.exp(1.5)
 
 
+@pytest.mark.slow
 def test_cells_of_a_region_spread_around_its_mean():
     spreads = np.array([1.0, 0.5])
     held = {"level": 3.0, "variation": 1.0, "spread": 0.3, "spreads": spreads}
@@ -116,6 +120,7 @@ def test_labels_must_number_the_regions():
         models.sparse_counts(0)
 
 
+@pytest.mark.slow
 def test_counts_are_poisson_to_the_nearest_whole_number():
     rates = np.exp(np.linspace(-12, 9, 300))
     with handlers.trace() as trace, handlers.seed(rng_seed=0):
@@ -127,6 +132,7 @@ def test_counts_are_poisson_to_the_nearest_whole_number():
         np.testing.assert_allclose(below, scipy.stats.poisson.cdf(k, rates), atol=0.031)
 
 
+@pytest.mark.slow
 def test_logarithms_of_gamma_variables():
     shapes = np.array([0.01, 0.5, 3.0])
     law = _laws.LogGamma(shapes)

@@ -501,6 +501,7 @@ def test_whatever_is_planted_in_the_process_is_found():
     _kept.clear()
 
 
+@pytest.mark.slow
 def test_a_view_keeps_the_cells_alive():
     cells = private("view")
     view, watched = np.asarray(cells), weakref.ref(cells)

@@ -337,6 +337,7 @@ def test_the_smooth_likelihood_has_the_curvature_of_the_law_and_is_near_it():
     assert gaussian.log_likelihood(at, smooth=True) == gaussian.log_likelihood(at)
 
 
+@pytest.mark.slow
 def test_exact_counts_are_narrow_normal_observations_and_zero_sums_close_cells():
     each = Dense(np.vstack([np.eye(4, dtype=int), np.ones((2, 4), dtype=int)]))
     noisy = dp.Measurement(each, [1.0, 2, 3, 4, 0, 0], "gaussian", np.array([2, 2, 2, 2, np.inf, np.inf]))

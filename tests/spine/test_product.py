@@ -87,6 +87,7 @@ def test_any_cut_gives_the_same_as_the_tree_in_memory(product, tree, cut):
     np.testing.assert_allclose(one.stddev, other.stddev, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_zeros_as_stated_and_exact_totals(folder):
     stated = spine.Product(folder[0], zeros="stated")
     assert not stated.units[-1].is_zero.any()
@@ -106,6 +107,7 @@ def test_zeros_as_stated_and_exact_totals(folder):
     assert spine.product_least_squares(without).certificate().holds(1e-9)
 
 
+@pytest.mark.slow
 def test_the_certificate_holds_and_sees_what_is_not_the_optimum(product, monkeypatch):
     estimate = spine.product_least_squares(product, cut="Tract", memory=2**22)
     assert estimate.certificate().holds(1e-10)
@@ -140,6 +142,7 @@ def test_single_precision_of_blocks_changes_little(product):
         spine.product_least_squares(product, leaf_dtype=np.int32)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_parts_may_be_prepared_apart(product, tmp_path, monkeypatch):
     done = []
     original = chunks.Chunk._leaf_sums
@@ -202,6 +205,7 @@ def test_a_stopped_run_goes_on_and_parts_may_be_prepared_apart(product, tmp_path
         spine.prepare_messages(product, apart, under=["9"], **options)
 
 
+@pytest.mark.slow
 def test_states_on_their_own(folder, tmp_path):
     # Files of one part only, without the country above it.
     for level in ("State", "County", "Tract", "Block_Group", "Block"):

@@ -184,6 +184,7 @@ def test_zeros_pushed_down_make_estimates_better_and_stated_ones_hold_where_they
     assert (down.answer("total").stddev <= stated.answer("total").stddev * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_intervals_cover():
     rng, parents, truth, measured = problem(3, COARSE, most=8)
     hits = np.zeros(3)
