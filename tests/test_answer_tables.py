@@ -42,6 +42,7 @@ def test_a_marginal_by_two_axes(estimate):
     assert marginal_table(estimate, DOMAIN, [])["value"].shape == (1,)
 
 
+@pytest.mark.slow
 def test_an_xarray_dataset(estimate):
     dataset = marginal_dataset(estimate, DOMAIN, ["age", "sex"], joint=True)
     assert dataset["value"].dims == ("age", "sex")

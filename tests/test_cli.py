@@ -234,6 +234,7 @@ def test_a_plan_reads_no_records_and_is_what_measure_does(july, tmp_path, monkey
     assert not (tmp_path / "x.npz").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_for_axes_of_different_lengths(tmp_path, monkeypatch, capsys):
     axes = '[age]\nkind = "integers"\nstart = 0\nstop = 60\n[sex]\nkind = "integers"\nstart = 0\nstop = 2\n'
     (tmp_path / "two.toml").write_text(axes)

@@ -33,6 +33,7 @@ TABLES = ("entities.csv", "groups.csv", "hierarchy.csv")
 ENOUGH = ("--count-of-counts", "--epsilon", "600", "--max-size", "9")
 
 
+@pytest.mark.slow
 def test_from_three_files_to_answers(files, monkeypatch, capsys):
     folder, sizes, county = files
     assert inside(monkeypatch, folder, "measure", *TABLES, *ENOUGH, "--force", "-o", "release.npz") == 0

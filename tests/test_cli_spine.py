@@ -21,6 +21,7 @@ def read(path) -> Any:
     return duckdb.execute(f"SELECT * FROM '{path}'").fetchnumpy()
 
 
+@pytest.mark.slow
 def test_from_files_to_tables(folder, monkeypatch, capsys):
     assert inside(monkeypatch, folder, "spine", "example", "files", "--blocks", "80", "--seed", "2") == 0
     assert "80 Block" in capsys.readouterr().out

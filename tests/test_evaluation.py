@@ -11,6 +11,7 @@ from dpinfer.inference import nonnegative_least_squares
 from dpinfer.queries import Boxes, Dense, Identity, Prefix, Ranges, Total, Tree
 
 
+@pytest.mark.slow
 def test_squared_error_by_range_size_by_enumeration():
     rng = np.random.default_rng(0)
     cells, truth = rng.normal(size=11), rng.integers(0, 9, 11)

@@ -171,6 +171,7 @@ def test_single_intervals_cover(tree_errors):
             assert abs(coverage - level) < 2 * math.sqrt(level * (1 - level) / SIMULATED), (noise, level, coverage)
 
 
+@pytest.mark.slow
 def test_normal_intervals_of_cells_do_not_cover():
     answers, errors = simulated_errors(Identity(64), "laplace", Identity(64), seed=1)
     lower, upper = answers.interval(0.95, method="normal")
@@ -218,6 +219,7 @@ def test_published_counts_with_unequal_noise_on_a_ragged_tree():
     np.testing.assert_allclose(coverage, 0.99, atol=4 * math.sqrt(0.99 * 0.01 / 400_000))
 
 
+@pytest.mark.slow
 def test_exact_answers_have_no_width():
     tree = Tree.from_parents([-1, 0, 0])
     measurement = dp.Measurement(tree, np.array([10.0, 4.0, 5.0]), "laplace", np.array([0.0, 1.0, 2.0]))

@@ -223,6 +223,7 @@ def test_many_regions_alike_share_a_series(law):
         np.testing.assert_allclose((apart.laws.stddevs[apart.which] - apart.stddev)[near], 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_regions_of_one_cell():
     # In closed form, beside the law on a grid, with scales that are equal, nearly so, and far apart.
     scales = np.array([3.0, 2.0, 2.0 + 1e-7, 2.0 - 1e-4, 2.002, 1.9, 0.1, 40.0])

@@ -83,6 +83,7 @@ def test_inflation_is_fitted_and_errors_have_it_in_common():
     np.testing.assert_allclose(found.variances_of(rungs_of(tree), jnp.asarray(some)), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_an_exact_total_is_kept():
     tree = Tree.complete(8, 2, True)
     means, variances, counts, noise = problem(tree, np.random.default_rng(2))
@@ -182,6 +183,7 @@ def test_a_batch_on_a_grid_is_its_rows():
             np.testing.assert_allclose(ours, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(ValueError, match="must be of a Tree"):
         range_posterior(dpi.Measurement(dpi.queries.Identity(2), [1.0, 2.0], "laplace", 1.0))

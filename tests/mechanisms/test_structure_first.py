@@ -226,6 +226,7 @@ def test_bins_are_chosen_at_the_rate_that_the_budget_buys(cost, options, neighbo
         assert structure_first(CELLS, 4, values=values, **given).scales.tolist() == [float(units)] * 4
 
 
+@pytest.mark.slow
 def test_nothing_is_raised_once_the_budget_is_charged():
     # One bin for all cells does not change where a record moves; the bins that are drawn decide how large noise is.
     for inside in ("flat", "two_level", "tree"):

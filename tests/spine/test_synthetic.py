@@ -267,6 +267,7 @@ def test_counts_obey_the_constraints(made):
     assert 0 < sum(bound == 0 for bound in homes) < 100
 
 
+@pytest.mark.slow
 def test_same_seed_same_values_however_arranged(tmp_path):
     write_product(tmp_path, num_blocks=40, seed=1, product="C")
     write_product(tmp_path, num_blocks=40, seed=1, product="A", num_parts=3, shuffle=True)
@@ -289,6 +290,7 @@ def test_same_seed_same_values_however_arranged(tmp_path):
     assert max(files.values()) - min(files.values()) <= 1
 
 
+@pytest.mark.slow
 def test_other_seed_other_values(tmp_path):
     first = write_product(tmp_path, num_blocks=20, seed=0, product="A")
     other = write_product(tmp_path, num_blocks=20, seed=1, product="B")
