@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Int64
 
-from dpinfer import tables
+from dpinfer import engine_tables, tables
 from dpinfer._files import replacing
 from dpinfer.axes import Axis
 
@@ -108,7 +108,8 @@ def count(table: Any, domain: Domain) -> Int64[np.ndarray, " cells"]:
     Args:
         table: private; a mapping from column names to columns of equal length (numpy arrays; anything else value by value);
             or a data frame, eager or lazy, of pandas, polars, pyarrow, DuckDB (a relation, read in chunks) or whatever else
-            narwhals knows; or the path of a CSV file with a header line, each line a record (no line breaks inside quotes), or
+            narwhals knows; or an ibis table, counted in its engine (:func:`~dpinfer.engine_tables.count_in_engine` says what
+            of it is refused); or the path of a CSV file with a header line, each line a record (no line breaks inside quotes), or
             of a Parquet file (needs DuckDB). The same records give the same cells whichever of these holds them, where
             it holds them as the same values. Columns that the domain does not name are not looked at.
         domain: the axes, named like the columns.
@@ -120,6 +121,8 @@ def count(table: Any, domain: Domain) -> Int64[np.ndarray, " cells"]:
         raise ValueError(f"domain must be a Domain, got {type(domain).__name__}.")
     if domain.size > 2**31:
         raise ValueError(f"domain has {domain.size} cells, more than a vector can hold here (2**31).")
+    if (held := engine_tables.engine_table(table)) is not None:
+        return engine_tables.count_in_engine(held, domain)
     cells = np.zeros(domain.size, dtype=np.int64)
     for columns in tables.chunks(table, domain.names):
         codes = [axis.codes(column) for axis, column in zip(domain.axes.values(), columns, strict=True)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS = 1 << 18
 _NO_TABLE = (
-    "table must map column names to arrays, be a data frame (pandas, polars, pyarrow, DuckDB or another that narwhals knows) "
-    "or the path of a CSV or Parquet file, got {}."
+    "table must map column names to arrays, be a data frame (pandas, polars, pyarrow, DuckDB, ibis or another that narwhals "
+    "knows) or the path of a CSV or Parquet file, got {}."
 )
 
 
@@ -69,7 +69,7 @@ def is_parquet(table: Any) -> bool:
 
 
 def _array_chunks(table: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
-    _check_columns(table, names)
+    check_columns(table, names)
     columns = [_held_column(table[name]) for name in names]
     if len({column.shape for column in columns}) > 1 or len(columns[0].shape) != 1:
         raise ValueError(f"table must have one-dimensional columns of equal length; {', '.join(names)} are not.")
@@ -98,7 +98,7 @@ def _held_column(values: Any) -> Any:
 def _frame_chunks(frame: "nw.DataFrame[Any] | nw.LazyFrame[Any]", names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     import narwhals as nw
 
-    _check_columns(frame.collect_schema().names(), names)
+    check_columns(frame.collect_schema().names(), names)
     if isinstance(frame, nw.DataFrame):
         for begin in range(0, max(1, len(frame)), _CHUNK_ROWS):
             yield [_frame_column(frame[name][begin : begin + _CHUNK_ROWS]) for name in names]
@@ -107,7 +107,7 @@ def _frame_chunks(frame: "nw.DataFrame[Any] | nw.LazyFrame[Any]", names: tuple[s
     is_duckdb = frame.implementation is nw.Implementation.DUCKDB
     if is_duckdb and find_spec("pyarrow") is None:
         raise ValueError("Reading a DuckDB relation needs pyarrow: pip install pyarrow.")
-    with _without_quoting("table could not be evaluated by its engine; evaluate it first to see why."):
+    with without_quoting("table could not be evaluated by its engine; evaluate it first to see why."):
         parts = _relation_parts(wanted.to_native()) if is_duckdb else [wanted.collect()]
         for part in parts:
             yield from _frame_chunks(part, names)
@@ -136,7 +136,7 @@ def _frame_column(series: "nw.Series[Any]") -> np.ndarray:
         return np.full(len(series), np.datetime64("NaT", "us"))
     if dtype.is_nested() or dtype in (nw.Duration, nw.Time):  # nothing that an axis reads
         return np.full(len(series), None, dtype=object)
-    with _without_quoting("table has a column that its engine cannot convert."):
+    with without_quoting("table has a column that its engine cannot convert."):
         return _times(series) if dtype in (nw.Date, nw.Datetime) else _objects(series)
 
 
@@ -178,7 +178,7 @@ def _csv_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterato
     # a field of any length, raise.
     with Path(path).open(newline="\n", encoding="utf-8-sig", errors="replace") as file:
         header = _csv_fields(file.readline())
-        _check_columns(header, names, is_shown=False)  # without a header, the first line is a record
+        check_columns(header, names, is_shown=False)  # without a header, the first line is a record
         places = [header.index(name) for name in names]
         # An empty line is no record, but where there is one column only it is one without a value.
         keeps_empty = len(header) == 1
@@ -227,15 +227,15 @@ def _duckdb(path: str | os.PathLike[str]) -> Any:
 
 def parquet_columns(path: str | os.PathLike[str]) -> dict[str, str]:
     """The names of a Parquet file's columns, and their types as DuckDB calls them."""
-    with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
+    with _duckdb(path).connect() as connection, without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
         described = connection.execute(f"DESCRIBE FROM {_PARQUET}", [os.fspath(path)]).fetchall()
     return {row[0]: row[1] for row in described}
 
 
 def _parquet_chunks(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     kinds = parquet_columns(path)
-    _check_columns(kinds, names)
-    with _duckdb(path).connect() as connection, _without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
+    check_columns(kinds, names)
+    with _duckdb(path).connect() as connection, without_quoting(f"{os.fspath(path)} cannot be read as Parquet."):
         wanted = ", ".join(_projection(name, kinds[name]) for name in names)
         rows = connection.execute(f"SELECT {wanted} FROM {_PARQUET}", [os.fspath(path)])
         chunk = rows.fetchmany(_CHUNK_ROWS)
@@ -278,7 +278,7 @@ def _typed_column(values: Sequence[Any], kind: str) -> np.ndarray:
 
 
 @contextmanager
-def _without_quoting(message: str) -> Iterator[None]:
+def without_quoting(message: str) -> Iterator[None]:
     """Any error inside as one that says ``message`` and nothing of what was read."""
     try:
         yield
@@ -286,7 +286,8 @@ def _without_quoting(message: str) -> Iterator[None]:
         raise ValueError(message) from None
 
 
-def _check_columns(present: Iterable[Any], names: tuple[str, ...], *, is_shown: bool = True) -> None:
+def check_columns(present: Iterable[Any], names: tuple[str, ...], *, is_shown: bool = True) -> None:
+    """Raise a ValueError unless each name is there once."""
     present = list(present)
     missing = [name for name in names if name not in present]
     if missing:
