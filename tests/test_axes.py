@@ -116,6 +116,16 @@ def test_categories_of_every_type():
     assert boolean != Axis.categories([0, 1], null="other")
 
 
+@pytest.mark.parametrize("label", ["-0.0", "0", "0.0", "-0"])
+def test_a_zero_counts_the_same_whatever_the_other_records(label):
+    axis = Axis.categories([label, "x"], above="other")
+    for kind in (float, object):
+        alone = [axis.codes(np.array([zero], dtype=kind)).item() for zero in (0.0, -0.0)]
+        assert len(set(alone)) == 1
+        for zeros in ([0.0, -0.0], [-0.0, 0.0], [-0.0, 0.0, -0.0]):
+            assert axis.codes(np.array(zeros, dtype=kind)).tolist() == alone[:1] * len(zeros)
+
+
 def test_no_value_makes_counting_by_label_raise_or_changes_the_number_of_cells():
     columns = [
         np.array([2**64 - 1, 0, 2**63], dtype=np.uint64),

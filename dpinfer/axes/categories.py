@@ -116,6 +116,8 @@ def key_text(value: Any) -> str | None:
 
 def _spellings(value: Any) -> list[str]:
     """The texts that a value may be listed as; none if it is null or nothing that has a text."""
+    if isinstance(value, (float, np.floating)):
+        value = value + 0.0  # -0.0 is 0.0, as it is where distinct values are told apart
     try:
         return _texts_of(as_text(value))
     except Exception:  # a value's own methods may raise anything; whatever it says must not be seen
