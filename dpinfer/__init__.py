@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,12 +14,10 @@ from dpinfer import (
     evaluation,
     group_sizes,
     inference,
-    interop,
     mechanisms,
     methods,
     noise,
     queries,
-    spine,
     testing,
     workloads,
 )
@@ -33,6 +31,9 @@ from dpinfer.privacy import Ledger
 from dpinfer.private_cells import PrivateCells
 from dpinfer.regions import RegionTree
 from dpinfer.release import Release
+
+if TYPE_CHECKING:
+    from dpinfer import interop, spine
 
 __version__ = version("dpinfer")
 
@@ -71,10 +72,13 @@ __all__ = [
 ]
 
 
+# What takes a while to import, such as the models, which are numpyro's, and not everyone needs.
+_WHEN_ASKED_FOR = ("interop", "models", "spine")
+
+
 def __getattr__(name: str) -> Any:
-    # The models are numpyro's, which takes a while to import; whoever measures does not need it.
-    if name == "models":
-        return import_module("dpinfer.models")
+    if name in _WHEN_ASKED_FOR:
+        return import_module(f"dpinfer.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
