@@ -122,10 +122,8 @@ def _leaf_groups(product: Product, start: int = 0, stop: int | None = None) -> G
     kinds = np.ascontiguousarray(kinds).view(f"V{kinds.shape[1] * 8}")[:, 0]
     _, kind = np.unique(kinds, return_inverse=True)
     parent = units.parent[rows]
-    pairs, first, group, count = np.unique(
-        parent * (int(kind.max(initial=0)) + 1) + kind, return_index=True, return_inverse=True, return_counts=True
-    )
-    del pairs
+    pairs = parent * (int(kind.max(initial=0)) + 1) + kind
+    _, first, group, count = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
     return Groups(group, parent[first], first + start, count)
 
 
