@@ -79,7 +79,7 @@ class Areas:
 
         Cost: O(areas * cells).
         """
-        query = self.classes.schema.query(query) if isinstance(query, str) else query
+        query = self.classes.schema.query(query)
         variances = self.classes.variances(query, self.covariance)
         return AreaAnswers(query.answer(self.counts), np.sqrt(np.maximum(variances, 0.0)))
 
@@ -91,7 +91,7 @@ class Areas:
         schema = self.classes.schema
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS[:2] + schema.names + _COLUMNS[2:]}
         for one in queries:
-            query = schema.query(one) if isinstance(one, str) else one
+            query = schema.query(one)
             answers = self.answer(query)
             ends = answers.interval(level)
             found = {

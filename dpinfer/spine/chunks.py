@@ -13,11 +13,13 @@ import numpy as np
 
 from dpinfer.spine.levels import build_level
 from dpinfer.spine.passes import (
+    Belief,
     Below,
     Estimate,
     Level,
     absorb,
     add_up,
+    covariance_below,
     descend,
     gather,
     multipliers,
@@ -202,7 +204,7 @@ class Chunk:
 
     def leaves(
         self, above: Estimate, below: Below, *, covariances: bool, dtype: Any, wanted: tuple[int, int] | None = None
-    ) -> Iterator[tuple[tuple[int, int], Level, Estimate, "Leaves"]]:
+    ) -> Iterator[tuple[tuple[int, int], Level, Estimate, Belief]]:
         """Estimates of the units of the lowest level, some at a time, given those above and what is said of these.
 
         Args:
@@ -227,17 +229,8 @@ class Chunk:
             mean[is_only] = above.mean[level.parent[is_only]]
             covariance = above.covariance[:0]
             if covariances:
-                own = belief.variance[belief.kind]
-                covariance = own - own @ spread[level.parent] @ own
-                covariance[is_only] = above.covariance[level.parent[is_only]]
-            yield (first, last), level, Estimate(mean, covariance), Leaves(belief.variance, belief.kind)
-
-
-class Leaves(NamedTuple):
-    """V of units of the lowest level, by kinds."""
-
-    variance: np.ndarray
-    kind: np.ndarray
+                covariance = covariance_below(level.parent, belief, below, above, spread)
+            yield (first, last), level, Estimate(mean, covariance), belief
 
 
 class _Names:

@@ -7,6 +7,7 @@ and those above them, are visited.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def by_cell(classes: Classes) -> Form:
     def pair(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.einsum("tij,tij->t", left, right)
 
-    return Form(lambda m, k, x: by_kind(classes, m, k, x), pair, (classes.num_dense, classes.num_columns))
+    return Form(partial(by_kind, classes), pair, (classes.num_dense, classes.num_columns))
 
 
 def by_node(classes: Classes) -> Form:
@@ -58,6 +59,12 @@ def by_node(classes: Classes) -> Form:
         return np.swapaxes(left.reshape(-1, *square), -1, -2) @ right.reshape(-1, *square)
 
     return Form(times, pair, (classes.num_classes, classes.num_dense**2))
+
+
+def of_whole_nodes(classes: Classes, weights: np.ndarray) -> np.ndarray:
+    """Weights of nodes, [t], as coefficients of :func:`by_node`."""
+    eye = np.tile(np.eye(classes.num_dense).reshape(-1), (classes.num_classes, 1))
+    return weights[:, None, None] * eye[None]
 
 
 def with_weights(regions: Mapping[Any, Any]) -> list[Mapping[Any, float]]:

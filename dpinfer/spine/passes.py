@@ -223,9 +223,7 @@ def at_the_top(level: Level, belief: Belief) -> Estimate:
     return Estimate(belief.mean, belief.variance[belief.kind])
 
 
-def descend(
-    classes: Classes, parent: np.ndarray, belief: Belief, below: Below, above: Estimate, covariances: bool = True
-) -> Estimate:
+def descend(classes: Classes, parent: np.ndarray, belief: Belief, below: Below, above: Estimate) -> Estimate:
     """Estimates of some children of nodes whose estimates are known.
 
     Args:
@@ -234,18 +232,21 @@ def descend(
         belief: of the children.
         below: what all children together say of the parents.
         above: the parents' estimates.
-        covariances: whether P is wanted; else it has no rows.
     """
-    push, spread = multipliers(classes, below, above, covariances)
+    push, spread = multipliers(classes, below, above)
     mean = belief.mean + by_kind(classes, belief.variance, belief.kind, push[parent])
     is_only = below.families[parent] == 1
     mean[is_only] = above.mean[parent[is_only]]
-    if not covariances:
-        return Estimate(mean, above.covariance[:0])
+    return Estimate(mean, covariance_below(parent, belief, below, above, spread))
+
+
+def covariance_below(parent: np.ndarray, belief: Belief, below: Below, above: Estimate, spread: np.ndarray) -> np.ndarray:
+    """P of some children, V - V W V, or that of the parent; ``spread`` is W of the parents."""
     own = belief.variance[belief.kind]
     covariance = own - own @ spread[parent] @ own
+    is_only = below.families[parent] == 1
     covariance[is_only] = above.covariance[parent[is_only]]
-    return Estimate(mean, (covariance + np.swapaxes(covariance, -1, -2)) / 2)
+    return (covariance + np.swapaxes(covariance, -1, -2)) / 2
 
 
 def multipliers(classes: Classes, below: Below, above: Estimate, covariances: bool = True) -> tuple[np.ndarray, np.ndarray]:

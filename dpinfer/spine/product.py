@@ -19,7 +19,7 @@ import numpy as np
 
 from dpinfer import _checks
 from dpinfer.spine.classes import Classes, split_by
-from dpinfer.spine.product_files import Digests, LevelFiles, Zeros
+from dpinfer.spine.product_files import Digests, LevelFiles, ZeroAnswers, duckdb_or_refusal
 from dpinfer.spine.schema import Query, Schema, pl94_persons, pl94_units
 
 _LEVELS = ("US", "State", "County", "Tract", "Block_Group", "Block")
@@ -161,7 +161,7 @@ class Product:
             )
         return codes, parents
 
-    def _read_zeros(self, depth: int) -> list[Zeros]:
+    def _read_zeros(self, depth: int) -> list[ZeroAnswers]:
         is_ignored = self.zeros == "none" or (self.zeros == "stated" and depth == len(self._files) - 1)
         return [] if is_ignored else self._files[depth].zeros(self.schema)
 
@@ -305,19 +305,6 @@ def level_named(levels: Sequence[str], name: str, argument: str = "level") -> st
 def listed(value: Any) -> list[Any]:
     """A list, or one name as a list."""
     return [value] if isinstance(value, (str, bytes)) else list(value)
-
-
-def duckdb_or_refusal() -> Any:
-    """DuckDB, which reads and writes the files.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
-    try:
-        import duckdb
-    except ImportError:
-        raise ValueError("Noisy measurement files need DuckDB: pip install 'dpinfer[cli]'.") from None
-    return duckdb
 
 
 def _schema_of(found: Sequence[LevelFiles]) -> Schema:

@@ -160,11 +160,10 @@ class ProductEstimate:
         classes = self.product.classes
         weighted = functionals.with_weights(regions)
         form = functionals.by_node(classes)
-        eye = np.broadcast_to(np.eye(classes.num_dense), (classes.num_classes, classes.num_dense, classes.num_dense))
         weights = np.array([w for one in weighted for w in one.values()], dtype=float)
 
         def terms(at: np.ndarray) -> np.ndarray:
-            return weights[at][:, None, None] * eye.reshape(1, *form.shape)
+            return functionals.of_whole_nodes(classes, weights[at])
 
         def means(at: np.ndarray, mean: np.ndarray) -> np.ndarray:
             return weights[at][:, None, None] * mean
@@ -262,19 +261,18 @@ class ProductEstimate:
 
     def certificate(self, progress: bool | Callable[[int, int], None] = False) -> Certificate:
         """How far all estimates are from the optimum, by the normal equations; see ``certificate``. Reads all files again."""
-        walk, path = Walk(self._supports), None
+        walk, paths = Walk(self._supports), []
         tell = reporter(progress, len(self.product.units[-1]), self.product.units[-1].name)
         for depth, (stage, estimate) in enumerate(zip(self._stages, self._estimates, strict=True)):
-            path = walk.step(stage.level, stage.below, estimate, path)
+            paths.append(walk.step(stage.level, stage.below, estimate, paths[-1] if depth else None))
             if depth:
                 upper = self._stages[depth - 1].below.families > 0
                 walk.sums(self._estimates[depth - 1].mean, estimate.mean, stage.level.parent, upper)
-        assert path is not None
         try:
             for chunk in self._chunks:
                 below, stages = chunk.up()
                 estimates = chunk.down(self._top(chunk), below, stages)
-                above, heard, inside = self._top(chunk), below, path[chunk.cut]
+                above, heard, inside = self._top(chunk), below, paths[-1][chunk.cut]
                 for stage, estimate in zip(stages, estimates, strict=True):
                     inside = walk.step(stage.level, stage.below, estimate, inside)
                     walk.sums(above.mean, estimate.mean, stage.level.parent, heard.families > 0)
@@ -308,8 +306,8 @@ def product_least_squares(
     Args:
         product: the opened files.
         work: a folder for messages; a run that was stopped goes on from there, and so does one whose messages were prepared by
-            :func:`prepare_messages`, here or on other machines. A message is made anew where the cut, the options or the files
-            (by names and sizes), variances or zeros below it are others.
+            :func:`prepare_messages`, here or on other machines. A message is made anew where the cut, the zeros or exact levels,
+            or what the files below hold is other: all their bytes are read to see that.
         memory: bytes that arrays should stay below, the codes and variances of all units not counted.
         cut: the name of the level at which the tree is cut; by default the lowest whose units fit into a third of the memory.
         leaf_dtype: numpy.float32 for faster estimates of the lowest level, with errors below 1e-4 of their standard deviations;
@@ -341,8 +339,8 @@ def prepare_messages(
     """Write the messages of the units under some codes; how many there are. :func:`product_least_squares` reads them.
 
     So states are done one after the other, or on several machines: each needs the files of its states at all levels, and of the
-    levels above them. The final estimate is made where all messages are, and the files of the cut and above; for answers below
-    the cut all files.
+    levels above them. The final estimate is made where all messages and all files are; it takes codes, variances and zeros from
+    these, and the values of the cut and above.
 
     Args:
         product: the opened files.

@@ -20,7 +20,7 @@ _MOST_BITS = 62
 _CODE = "coalesce(geocode, '')"
 
 
-class Zeros(NamedTuple):
+class ZeroAnswers(NamedTuple):
     """Answers of a query that are zero: [kinds, answers] truths, the units that say so, and the kind of each."""
 
     query: Query
@@ -35,6 +35,19 @@ class Equality(NamedTuple):
     query: Query
     units: np.ndarray
     values: np.ndarray
+
+
+def duckdb_or_refusal() -> Any:
+    """DuckDB, which reads and writes the files.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise ValueError("Noisy measurement files need DuckDB: pip install 'dpinfer[cli]'.") from None
+    return duckdb
 
 
 def short_name(name: str) -> str:
@@ -182,7 +195,7 @@ class LevelFiles:
             raise ValueError(f"{self.name}: a sign of Constraint must be '=', '<=' or '>=', got {unknown[0]!r}.")
         return f"coalesce(trim(sign), {by_name})"
 
-    def zeros(self, schema: Schema) -> list[Zeros]:
+    def zeros(self, schema: Schema) -> list[ZeroAnswers]:
         """What answers are zero, by query: those that equal 0 or are at most 0."""
         if not self.paths["Constraint"]:
             return []
@@ -200,7 +213,7 @@ class LevelFiles:
                 raise ValueError(f"{self.name}: a row of {name!r} does not hold {query.size} values, which its recodes make.")
             kinds, kind = np.unique(np.asarray(rows["bits"]), return_inverse=True)
             truths = (kinds[:, None] >> np.arange(query.size)) & 1 == 1
-            found.append(Zeros(query, truths, np.asarray(rows["unit"]), kind))
+            found.append(ZeroAnswers(query, truths, np.asarray(rows["unit"]), kind))
         return found
 
     def equalities(self, schema: Schema) -> list[Equality]:

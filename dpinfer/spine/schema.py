@@ -93,12 +93,16 @@ class Schema:
         for name, (attribute, codes, *labels) in (recodes or {}).items():
             self.recodes[name] = _recode(name, attribute, codes, labels[0] if labels else None, self.labels)
 
-    def query(self, name: str) -> Query:
-        """The query of a name: attributes and recodes joined by " * ", or "total" or "detailed" (all cells).
+    def query(self, name: str | Query) -> Query:
+        """The query of a name: attributes and recodes joined by " * ", or "total" or "detailed" (all cells); or a query as it is.
 
         Raises:
-            ValueError: if a part is neither an attribute nor a recode, or an attribute comes twice.
+            ValueError: if a part is neither attribute nor recode, an attribute comes twice, or a query is of another schema.
         """
+        if isinstance(name, Query):
+            if tuple(map(len, name.groups)) != self.shape:
+                raise ValueError(f"{name.name!r} is a query over another schema than {self!r}.")
+            return name
         parts = {"total": [], "detailed": list(self.names)}.get(name, [part.strip() for part in name.split("*")])
         chosen: dict[str, str] = {}
         for part in parts:

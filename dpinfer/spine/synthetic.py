@@ -22,6 +22,7 @@ from typing import Any, final
 import numpy as np
 
 from dpinfer import _checks, _progress
+from dpinfer.spine.product_files import duckdb_or_refusal
 from dpinfer.spine.schema import pl94_persons
 
 LEVELS = ("US", "State", "County", "Tract", "Block_Group", "Block")
@@ -326,10 +327,7 @@ def _people(shares: np.ndarray, county: np.ndarray, rng: np.random.Generator) ->
 @final
 class _Writer:
     def __init__(self, folder: Path, levels: Sequence[_Level], rho: float, seed: int, num_parts: int, shuffle: bool):
-        try:
-            import duckdb
-        except ImportError:
-            raise ValueError("Writing Parquet needs DuckDB: pip install 'dpinfer[cli]'.") from None
+        duckdb = duckdb_or_refusal()
         self.folder, self.levels, self.rho = folder, levels, rho
         self.seed, self.num_parts, self.shuffle = seed, num_parts, shuffle
         self.written: Counter[Path] = Counter()

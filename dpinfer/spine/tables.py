@@ -10,9 +10,10 @@ import numpy as np
 
 from dpinfer._progress import reporter
 from dpinfer.spine.areas import Areas
-from dpinfer.spine.product import duckdb_or_refusal, listed
+from dpinfer.spine.product import listed
 from dpinfer.spine.product_estimate import ProductEstimate
-from dpinfer.spine.schema import Query, Schema
+from dpinfer.spine.product_files import duckdb_or_refusal
+from dpinfer.spine.schema import Query
 
 # What the published tables P1 to P5 count: race, Hispanic origin by race, both of adults, group quarters.
 PL94_TABLES = ("total", "cenrace", "hispanic * cenrace", "voting * cenrace", "voting * hispanic * cenrace", "hhgq")
@@ -73,7 +74,7 @@ def write_tables(
         raise ValueError(f"path must lie in a folder that exists, got {os.fspath(path)!r}.")
     depths = list(dict.fromkeys(estimate.product.depth(name) for name in listed(levels)))
     schema = estimate.product.schema
-    wanted = default_queries(estimate) if queries is None else [_query(schema, query) for query in listed(queries)]
+    wanted = default_queries(estimate) if queries is None else [schema.query(query) for query in listed(queries)]
     wanted = list(dict.fromkeys(wanted))
     if not wanted or not depths:
         raise ValueError("levels and queries must name at least one each.")
@@ -114,10 +115,6 @@ def _columns(areas: Areas, name: str, queries: Sequence[Query], coverage: float)
     table = areas.table(queries, coverage)
     text = {"level": np.repeat([name], len(table["value"])), "geocode": table.pop("area")}
     return {key: x.astype(object) if x.dtype.kind == "U" else x for key, x in (text | table).items()}
-
-
-def _query(schema: Schema, query: Query | str) -> Query:
-    return schema.query(query) if isinstance(query, str) else query
 
 
 def _quoted(path: Path) -> str:

@@ -96,8 +96,8 @@ def tree_least_squares(
     if not measured:
         raise ValueError("measured must hold at least one Measured.")
     size = len(parents)
-    queries = [_query(schema, one.query) for one in measured]
-    zero_queries = [_query(schema, one.query) for one in zeros]
+    queries = [schema.query(one.query) for one in measured]
+    zero_queries = [schema.query(one.query) for one in zeros]
     masks = []
     split: dict[str, str] = {}
     for i, (one, query) in enumerate(zip(zeros, zero_queries, strict=True)):
@@ -171,11 +171,10 @@ class TreeEstimate:
         differences of areas have their variances.
         """
         form = functionals.by_node(self.classes)
-        eye = np.broadcast_to(np.eye(self.classes.num_dense), (self.classes.num_classes, *(self.classes.num_dense,) * 2))
         weighted = functionals.with_weights(regions)
         sums, nodes = _flat(weighted, self.num_nodes)
         weights = np.array([weight for one in weighted for weight in one.values()], dtype=float)
-        factors = weights[:, None, None] * eye.reshape(1, *form.shape)
+        factors = functionals.of_whole_nodes(self.classes, weights)
         covariance = self._sweep(form, sums, nodes, factors, len(regions))
         mean = np.zeros((len(regions), self.classes.num_dense, self.classes.num_columns))
         for depth, estimate in enumerate(self._estimates):
@@ -208,13 +207,12 @@ class TreeEstimate:
         variance = 0.0
         for depth in reversed(range(len(self._stages))):
             at = np.flatnonzero(self._depth[nodes] == depth)
-            terms = functionals.merge(risen, Terms(sums[at], self._place[nodes[at]], factors[at]))
-            if depth == 0:
-                return variance + functionals.at_the_top(form, terms, self._estimates[0].covariance, num_sums)
-            stage, above = self._stages[depth], self._stages[depth - 1]
-            risen, own = functionals.rise(form, terms, stage.level.parent, stage.belief, above.below, num_sums)
-            variance = variance + own
-        raise AssertionError("a tree has a top level")
+            risen = functionals.merge(risen, Terms(sums[at], self._place[nodes[at]], factors[at]))
+            if depth:
+                stage, above = self._stages[depth], self._stages[depth - 1]
+                risen, own = functionals.rise(form, risen, stage.level.parent, stage.belief, above.below, num_sums)
+                variance = variance + own
+        return variance + functionals.at_the_top(form, risen, self._estimates[0].covariance, num_sums)
 
     def certificate(self, counts: Any = None) -> Certificate:
         """How far estimates are from the optimum, by the normal equations; see ``certificate``.
@@ -277,12 +275,6 @@ def _levels(parents: np.ndarray) -> list[np.ndarray]:
         order.append(inside[np.argsort(place[parents[inside]], kind="stable")])
         seen += len(inside)
     return order
-
-
-def _query(schema: Schema, query: Query | str) -> Query:
-    if isinstance(query, Query) and tuple(map(len, query.groups)) != schema.shape:
-        raise ValueError(f"{query.name!r} is a query over another schema than {schema!r}.")
-    return schema.query(query) if isinstance(query, str) else query
 
 
 def _nodes(name: str, nodes: Any, size: int) -> np.ndarray:

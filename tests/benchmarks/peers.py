@@ -28,23 +28,11 @@ import jax
 import jax.numpy as jnp
 
 import dpinfer as dp
-from tests.benchmarks.peer_cases import CASES, Call, Peer
+from tests.benchmarks.peer_cases import CASES
 from tests.benchmarks.timing import interleaved, machine
 
 PACKAGES = ("jax", "numpy", "scipy", "scikit-learn", "opendp", "mbi", "ruptures", "numba", "pandas", "dp-accounting")
 COLUMNS = ("workload", "size", "beside", "theirs", "ours", "ratio", "dpinfer", "agreement", "MiB, theirs and ours")
-
-
-class Opaque:
-    """Keeps a result from being looked through for arrays to wait for: in a list of a million numbers that takes a second."""
-
-    def __init__(self, result: Any):
-        self.result = result
-
-
-def prepared(peer: Peer) -> Call:
-    run = peer.prepare()
-    return lambda: Opaque(run())
 
 
 def timed(name: str, rounds: int, is_tiny: bool = False) -> dict[str, Any]:
@@ -61,9 +49,9 @@ def timed(name: str, rounds: int, is_tiny: bool = False) -> dict[str, Any]:
             found["peers"][title] = {"missing": peer.missing}
             continue
         try:
-            call = prepared(peer)
+            call = peer.prepare()
             begin = time.perf_counter()
-            theirs = call().result
+            theirs = call()
             elapsed = time.perf_counter() - begin
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:  # another release of the peer, say
             found["peers"][title] = {"missing": f"raises {type(error).__name__}: {error}".partition("\n")[0]}
