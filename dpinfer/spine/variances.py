@@ -151,7 +151,7 @@ def _split(grams: np.ndarray) -> list[Part]:
         for one in range(count):
             columns = np.flatnonzero(label == one)
             size = columns.size
-            gram = turned[np.ix_(range(num_queries), columns, columns)]
+            gram = turned[np.ix_(np.arange(num_queries), columns, columns)]
             basis = np.zeros((size, size, num_classes, num_dense, num_dense))
             basis[:, :, number] = np.einsum("ai,bj->ijab", turn[:, columns], turn[:, columns])
             known = found.setdefault(size, [])
