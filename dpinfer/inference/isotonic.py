@@ -202,12 +202,13 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     values, weights, starts = primals
     change, weights_change, _ = tangents
     fit, ids = _least_squares(values, weights, starts)
+    keys = fit if starts is None else ids  # the fit is at hand earlier
     if weights is None:
-        spread = block_means(change, ids)
+        spread = block_means(change, keys)
     else:
         pulled = jnp.where(weights > 0, weights * change + weights_change * (values - fit), 0.0)
-        mass = block_means(weights, ids)
-        spread = block_means(pulled, ids) / jnp.where(mass > 0, mass, 1)
+        mass = block_means(weights, keys)
+        spread = block_means(pulled, keys) / jnp.where(mass > 0, mass, 1)
     return (fit, ids), (spread, np.zeros(ids.shape, jax.dtypes.float0))
 
 
@@ -234,8 +235,8 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     ends = _deviations_ends(values, weights, starts)
     changes = []
     for fit in ends:
-        ids = level_sets(fit, starts)
+        keys = fit if starts is None else level_sets(fit, starts)
         hit = values == fit if weights is None else (values == fit) & (weights > 0)
-        share = block_means(hit.astype(values.dtype), ids)
-        changes.append(block_means(jnp.where(hit, change, 0.0), ids) / jnp.where(share > 0, share, 1))
+        share = block_means(hit.astype(values.dtype), keys)
+        changes.append(block_means(jnp.where(hit, change, 0.0), keys) / jnp.where(share > 0, share, 1))
     return ends, tuple(changes)

@@ -16,45 +16,48 @@ from dpinfer._loops import fori_loop, read, while_loop, write
 from dpinfer.inference.segmented import segmented
 
 
-def _by_stack(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> jax.Array:
-    """The fit, by a stack of blocks."""
+def _by_scan(values: jax.Array, weights: jax.Array | None, starts: jax.Array | None) -> jax.Array:
+    """The fit, entry after entry: each is pooled with the blocks on top of the stack that it violates.
+
+    The stack needs no height: what a block comes to is written down at its last entry, and the block below another one ends just
+    before that begins. Places are counted from 1; at 0 stands a nan, with which nothing is pooled.
+    """
     n, dtype = values.shape[0], values.dtype
-    nothing, places = jnp.zeros(n, dtype), jnp.zeros(n, jnp.int32)
     center, shift = _center(values)
 
     def push(i: jax.Array, stack: tuple[Any, ...]) -> Any:
-        height, means, begins, masses = stack
+        means, begins, masses = stack
 
         def violates(block: Any) -> jax.Array:
-            below, mean, begin, _ = block
-            found = (below > 0) & (read(means, jnp.maximum(below - 1, 0)) >= mean)
+            mean, begin, _ = block
+            found = read(means, begin) >= mean
             return found if starts is None else found & ~read(starts, begin)
 
         def pool(block: Any) -> Any:
-            below, mean, begin, mass = block
-            other, first = read(means, below - 1), read(begins, below - 1)
+            mean, begin, mass = block
+            other, first = read(means, begin), read(begins, begin)
             if weights is None:
                 share = (begin - first).astype(dtype) / (i + 1 - first).astype(dtype)
             else:
-                added = read(masses, below - 1)
+                added = read(masses, begin)
                 mass = mass + added
                 share = jnp.where(mass > 0, added / jnp.where(mass > 0, mass, 1), 0)
-            return below - 1, mean + (other - mean) * share, first, mass
+            return mean + (other - mean) * share, first, mass
 
         mass = None if weights is None else read(weights, i)
-        below, mean, begin, mass = while_loop(violates, pool, (height, read(values, i) - center, i, mass))
-        new_masses = None if weights is None else write(masses, below, mass)
-        return below + 1, write(means, below, mean), write(begins, below, begin), new_masses
+        mean, begin, mass = while_loop(violates, pool, (read(values, i) - center, i, mass))
+        new_masses = None if weights is None else write(masses, i + 1, mass)
+        return write(means, i + 1, mean), write(begins, i + 1, begin), new_masses
 
-    empty = (jnp.int32(0), nothing, places, None if weights is None else nothing)
-    height, means, begins, _ = fori_loop(jnp.int32(0), jnp.int32(n), push, empty)
+    empty = jnp.full(n + 1, jnp.nan, dtype), jnp.zeros(n + 1, jnp.int32), None if weights is None else jnp.zeros(n + 1, dtype)
+    means, begins, _ = fori_loop(jnp.int32(0), jnp.int32(n), push, empty)
 
-    def fill(k: jax.Array, carry: Any) -> Any:
-        block, fit = carry
-        i = n - 1 - k
-        return jnp.where(read(begins, block) == i, block - 1, block), write(fit, i, read(means, block) + shift)
+    def fill(carry: Any) -> Any:
+        stop, fit = carry
+        first, mean = read(begins, stop), read(means, stop) + shift
+        return first, fori_loop(first, stop, lambda i, fit: write(fit, i, mean), fit)
 
-    return fori_loop(jnp.int32(0), jnp.int32(n), fill, (height - 1, nothing))[1]
+    return while_loop(lambda carry: carry[0] > 0, fill, (jnp.int32(n), jnp.zeros(n, dtype)))[1]
 
 
 def _center(values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -117,7 +120,7 @@ def _by_splitting(values: jax.Array, weights: jax.Array | None, starts: jax.Arra
 
 
 # (values, weights or None, starts or None) -> fit; nan if a value is not finite.
-least_squares_fit = segmented(_by_stack, _by_splitting)
+least_squares_fit = segmented(_by_scan, _by_splitting)
 
 
 def level_sets(fit: jax.Array, starts: jax.Array | None) -> jax.Array:
@@ -127,32 +130,31 @@ def level_sets(fit: jax.Array, starts: jax.Array | None) -> jax.Array:
     return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(new, dtype=jnp.int32)])
 
 
-def _means_by_scan(values: jax.Array, ids: jax.Array, starts: jax.Array | None) -> jax.Array:
-    del starts  # the ids of one problem say where its blocks end
+def _means_by_scan(values: jax.Array, keys: jax.Array, starts: jax.Array | None) -> jax.Array:
+    del starts  # the keys of one problem say where its blocks end
     n, dtype = values.shape[0], values.dtype
 
-    def is_last(i: jax.Array) -> jax.Array:
-        return (i == n - 1) | (read(ids, jnp.minimum(i + 1, n - 1)) != read(ids, i))
+    def block(carry: Any) -> Any:
+        first, means = carry
+        key = read(keys, first)
 
-    def add(i: jax.Array, carry: Any) -> Any:
-        total, begin, means = carry
-        total = total + read(values, i)
-        mean, ends = total / (i + 1 - begin).astype(dtype), is_last(i)
-        return jnp.where(ends, 0, total), jnp.where(ends, i + 1, begin), write(means, i, mean)
+        def goes_on(run: Any) -> jax.Array:
+            stop, _ = run
+            return (stop < n) & (read(keys, jnp.minimum(stop, n - 1)) == key)
 
-    def spread(k: jax.Array, carry: Any) -> Any:
-        mean, found = carry
-        i = n - 1 - k
-        mean = jnp.where(is_last(i), read(means, i), mean)
-        return mean, write(found, i, mean)
+        def add(run: Any) -> Any:
+            stop, total = run
+            return stop + 1, total + read(values, stop)
 
-    zero, nothing = jnp.zeros((), dtype), jnp.zeros_like(values)
-    *_, means = fori_loop(jnp.int32(0), jnp.int32(n), add, (zero, jnp.int32(0), nothing))
-    return fori_loop(jnp.int32(0), jnp.int32(n), spread, (zero, nothing))[1]
+        stop, total = while_loop(goes_on, add, (first + 1, read(values, first)))
+        mean = total / (stop - first).astype(dtype)
+        return stop, fori_loop(first, stop, lambda i, means: write(means, i, mean), means)
+
+    return while_loop(lambda carry: carry[0] < n, block, (jnp.int32(0), jnp.zeros(n, dtype)))[1]
 
 
-def _means_at_once(values: jax.Array, ids: jax.Array, starts: jax.Array | None) -> jax.Array:
-    new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
+def _means_at_once(values: jax.Array, keys: jax.Array, starts: jax.Array | None) -> jax.Array:
+    new = jnp.concatenate([jnp.zeros(1, bool), keys[1:] != keys[:-1]])
     own = jnp.cumsum(new if starts is None else new | starts, dtype=jnp.int32)
     options: dict[str, Any] = {"num_segments": values.shape[0] + 1, "indices_are_sorted": True}
     counts = segment_sum(jnp.ones_like(values), own, **options)
@@ -162,10 +164,14 @@ def _means_at_once(values: jax.Array, ids: jax.Array, starts: jax.Array | None) 
 _means = segmented(_means_by_scan, _means_at_once)
 
 
-def block_means(values: jax.Array, ids: jax.Array) -> jax.Array:
-    """For each entry the mean of the values in its block, [n]; linear, and its own transpose."""
+def block_means(values: jax.Array, keys: jax.Array) -> jax.Array:
+    """For each entry the mean of the values in its block, [n]; linear, and its own transpose.
+
+    Neighbours of equal ``keys`` [n] are of one block.
+    """
     if not values.shape[0]:
         return values
+    keys = lax.stop_gradient(keys)
     # JAX takes the loops of a linear solver as they are, and transposes none whose matrix is symmetric. The matrix itself, the
     # identity here, serves derivatives in what it depends on, which is nothing.
-    return lax.custom_linear_solve(lambda x: x, values, lambda _, b: _means(b, ids, None), symmetric=True)
+    return lax.custom_linear_solve(lambda x: x, values, lambda _, b: _means(b, keys, None), symmetric=True)

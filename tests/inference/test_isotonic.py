@@ -67,7 +67,7 @@ def test_squares_against_scipy(n):
 
 
 ALL_AT_ONCE = jax.jit(isotonic_l2._by_splitting)
-BY_STACK = jax.jit(isotonic_l2._by_stack)
+L2_BY_SCAN = jax.jit(isotonic_l2._by_scan)
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_stack_and_splits_find_the_same_blocks(kind, is_weighted):
     weights = rng.integers(1, 5, n).astype(float) if is_weighted else None
     starts = np.isin(np.arange(n), [0, 1, 50, 299])
     for s in (None, starts):
-        fit, other = BY_STACK(values, weights, s), ALL_AT_ONCE(values, weights, s)
+        fit, other = L2_BY_SCAN(values, weights, s), ALL_AT_ONCE(values, weights, s)
         np.testing.assert_allclose(other, fit, rtol=1e-12, atol=1e-15 * np.abs(values).max())
         begins = None if s is None else jnp.asarray(s)
         ids = isotonic_l2.level_sets(fit, begins)
