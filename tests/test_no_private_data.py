@@ -243,7 +243,9 @@ def numbers_of(leaf):
     if isinstance(leaf, (np.ndarray, jax.Array)) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         array = np.asarray(leaf)
         if array.dtype.kind in "biuf":
-            return array.ravel().astype(float)
+            told = array.ravel().astype(float)
+            # Of the places of something large, some are a secret by chance; they say where they begin and end.
+            return told[[0, -1]] if told.size > 10**5 and (np.diff(told) == 1).all() else told
         return [number for entry in array.ravel().tolist() for number in numbers_of(entry)]
     return []
 
