@@ -235,11 +235,9 @@ def _innovations(estimate: TreeEstimate, structure: _Structure, rows: jax.Array)
 @partial(jax.jit, static_argnames="is_regular")
 def solve_complete(tree: CompleteTree, values: jax.Array, stddev: jax.Array, *, is_regular: bool) -> TreeEstimate:
     """The estimate of a complete tree; ``stddev`` a scalar or one a row; ``is_regular`` as in ``level_gains``."""
-    levels = passes.CompleteLevels(tree)
-    variances, own = passes.complete_levels(tree, values, stddev)
-    gains = passes.level_gains(levels, variances, is_regular=is_regular)
-    leaf_sums = jnp.asarray(tree.sum_leaves(values)) if gains[-1].own.shape[0] == 1 else None
-    return _collect(tree, passes.level_values(levels, own, gains, is_regular=is_regular, leaf_sums=leaf_sums), gains)
+    variances = passes.complete_variances(tree, stddev)
+    gains = passes.level_gains(passes.CompleteLevels(tree), variances, is_regular=is_regular)
+    return _collect(tree, passes.complete_values(tree, values, gains, is_regular=is_regular), gains)
 
 
 @partial(jax.jit, static_argnames="is_regular")

@@ -301,7 +301,8 @@ def test_batches_as_segments_of_one_vector(norm):
     values = jnp.asarray(np.random.default_rng(7).normal(size=(4, 50)))
     kernel = {"l2": isotonic_l2.least_squares_fit, "l1": isotonic_l1.least_deviations_ends}[norm]
     for weights in (None, jnp.ones((4, 50))):
-        together = np.stack(_as_segments(kernel, values, weights, None))
+        in_batched = (True, None if weights is None else True, None)
+        together = np.stack(_as_segments(kernel, 4, in_batched, values, weights, None))
         alone = [np.stack(kernel(row, None, None)) for row in values]
         np.testing.assert_allclose(together, np.stack(alone, axis=0 if norm == "l2" else 1), rtol=1e-12)
 

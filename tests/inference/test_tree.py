@@ -1,6 +1,7 @@
 """Least squares on trees: printed examples, expected values, and a dense solution by other means."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from references import complete_tree_parents, random_parents, tree_matrix, weighted_least_squares, widest_range_variance
 
 import dpinfer as dp
+from dpinfer.inference import tree as passes
 from dpinfer.inference.tree_estimate import solve_shallow
 from dpinfer.queries import AllRange, Dense, Identity, Prefix, Ranges, Total, Tree, VStack
 
@@ -309,6 +311,35 @@ def test_what_is_not_determined_is_named():
     inside = jax.jit(lambda s: dp.least_squares(dp.Measurement(tree, jnp.zeros(7), "gaussian", s)))
     assert not inside(jnp.array([1, 1, 1, jnp.inf, jnp.inf, 1, 1])).is_determined
     assert inside(jnp.array([1, 1, 1, jnp.inf, 1, 1, 1])).is_determined
+
+
+@pytest.mark.parametrize(("n", "root"), [(32, False), (27, True)])
+def test_batches_that_go_one_by_one(n, root, monkeypatch):
+    """As batches of larger trees do on two cores."""
+    monkeypatch.setattr(passes, "_IN_TURN", (1, 1 << 15))
+    monkeypatch.setattr(passes, "_FEW_CORES", os.cpu_count())
+    tree = Tree.complete(n, 2, root)
+    rng = np.random.default_rng(5)
+    values, spread = jnp.asarray(rng.normal(size=(2, 3, tree.shape[0]))), jnp.asarray(rng.uniform(1, 2, (2, 3)))
+    each = jnp.asarray(rng.uniform(1, 2, tree.shape[0]))
+
+    def cells(v, s):
+        return dp.least_squares(dp.Measurement(tree, v, "gaussian", s)).cells
+
+    def loss(v, s):
+        return (cells(v, s) ** 3).sum()
+
+    one, slope = jax.jit(cells), jax.jit(jax.grad(loss, (0, 1)))
+    batch = jax.jit(jax.vmap(cells, (0, None)))
+    assert "while" in batch.lower(values[0], each).as_text()
+    np.testing.assert_allclose(batch(values[0], each), [one(v, each) for v in values[0]], rtol=1e-12)
+    nested = jax.jit(jax.vmap(jax.vmap(lambda v, s: cells(v, s * each))))(values, spread)
+    for found, v, s in zip(nested.reshape(6, n), values.reshape(6, -1), spread.reshape(6), strict=True):
+        np.testing.assert_allclose(found, one(v, s * each), rtol=1e-12)
+    slopes = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (0, None)))(values[0], each)
+    for i, v in enumerate(values[0]):
+        for found, expected in zip(slopes, slope(v, each), strict=True):
+            np.testing.assert_allclose(found[i], expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(
