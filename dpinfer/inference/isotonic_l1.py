@@ -85,7 +85,7 @@ def _larger_child(heap: jax.Array, place: jax.Array, size: jax.Array, value: jax
 
 def _parent(heap: jax.Array, place: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The parent of a place in the heap, its value, and whether ``value`` exceeds that."""
-    parent = jnp.maximum(place - 1, 0) // _WAYS
+    parent = lax.div(jnp.maximum(place - 1, 0), jnp.int32(_WAYS))  # // rounds down below 0, too, which takes longer
     parent_value = read(heap, parent)
     return parent, parent_value, (place > 0) & (parent_value < value)
 
